@@ -28,7 +28,7 @@ _homes: list[Path] = []
 
 
 def stands_in(function: F) -> F:
-    """Mark a function that stands in for one of torch's: a warning blames its caller, as without dtprof.
+    """Mark a function that replaces one of torch's: a warning blames its caller, as without dtprof.
 
     Where a warning names how many callers up it is to blame, Python passes over frames of its import system, which it
     knows by the names of their files.
@@ -127,7 +127,7 @@ def is_first(folder: Path, text: str, *, mark: str) -> bool:
 
 
 def report(what: str, error: Exception, consequence: str = "is not recorded in this process") -> None:
-    """Report once what an error of dtprof means for the user.
+    """Report once the consequence of an error of dtprof for the user.
 
     Raises:
         Exception: the error itself, where a signal handler of the job raised it inside dtprof's code.
@@ -162,7 +162,7 @@ def _code_of(handler: Any) -> CodeType | None:
 def fenced(
     what: str, consequence: str = "is not recorded in this process"
 ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Return a decorator that turns any error of dtprof into a warning of what it means for the user."""
+    """Return a decorator that turns any error of dtprof into a warning that names its consequence for the user."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(function)

@@ -12,7 +12,7 @@ from dtprof.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting: where it is given and what it means."""
+    """One setting: its option, environment variable and meaning."""
 
     option: str
     env: str

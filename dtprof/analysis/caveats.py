@@ -1,4 +1,4 @@
-"""What the records of a run could not tell, a sentence each; each begins with what it is about."""
+"""Caveats: why figures of a run are approximate or missing, one sentence each, subject first."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,9 +16,9 @@ NEGLIGIBLE = 0.02
 """Of the duration of an operation: an error of a device's times below it changes no figure of it."""
 NO_BUSBW = ("gather", "scatter")
 TIMED_ON_DEVICE = "device: steps, phases and operations of"
-"""How the caveat begins that says whose times they are; for people that is no caveat but stands beside the steps."""
+"""Start of the caveat that names the clock of the figures; text output prints it beside the steps instead."""
 IDLE = "idle"
-"""What the caveat is about that every run has of which no device was recorded."""
+"""Subject of the caveat that every run without recorded devices has."""
 
 
 def list_caveats(
@@ -70,7 +70,7 @@ def list_caveats(
 
 
 def condense_caveats(caveats: Sequence[str]) -> list[str]:
-    """Return caveats for people: less what holds of most runs, and what is said of several figures said once."""
+    """Return the caveats to print: none that most runs have, one sentence for figures that share a reason."""
     subjects: dict[str, list[str]] = {}
     for caveat in caveats:
         subject, _, reason = caveat.partition(": ")

@@ -91,7 +91,7 @@ def _of_pipeline(name: str, summary: Summary) -> float | None:
 
 
 def _slowdown(summary: Summary) -> float | None:
-    """Return what all stragglers together cost, or the only one."""
+    """Return the cost of all stragglers together, or of the only one."""
     if not summary.stragglers:
         return None
     last = summary.stragglers[-1]
@@ -650,5 +650,5 @@ def unit_of(name: str) -> str:
 
 
 def tooltips_of(panel: str) -> dict[str, str]:
-    """Return the definitions of the figures that a panel shows, by what it calls them."""
+    """Return the definitions of the figures in a panel, by the names the panel uses."""
     return {name: metric.tooltip for metric in METRICS if (name := metric.tooltips.get(panel)) is not None}

@@ -120,7 +120,7 @@ class PlacedBatch:
         return _shift(self.shifts, intervals)
 
     def timed(self, timing: Timing) -> Iterator[RankTiming]:
-        """Yield each rank with what its operations took, given that of the operations of all."""
+        """Yield each rank with the times of its operations, given those of all ranks."""
         for rank, (begin, end) in zip(self.ranks, itertools.pairwise(self.bounds), strict=True):
             yield RankTiming(**vars(rank.placed), timing=timing.of(begin, end))
 

@@ -1,4 +1,4 @@
-"""How a rank ended, from plain data: what its parent saw, else what it wrote itself."""
+"""How a rank exited, from plain data: its parent's record first, else its own."""
 
 import signal
 

@@ -122,7 +122,7 @@ class SurveyTask:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTask:
-    """Some ranks to be looked at a second time, with what the first map found of them."""
+    """Ranks to read a second time, with the results of the first pass over them."""
 
     records: RankRecords
     clocks: Clocks

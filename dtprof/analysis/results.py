@@ -1,4 +1,4 @@
-"""What the analysis of a run says: frozen results, the same for text, JSON, figures and the Python API.
+"""Results of the analysis of a run: frozen, and the same for text, JSON, figures and the Python API.
 
 Names, units and meaning follow docs/reference/metrics.md. `None` stands for "not known"; the reason is among
 `Summary.cannot_tell`.
@@ -349,7 +349,7 @@ class PipelineResult:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSummary:
-    """The newest profiler window of a rank, by kernels; what they alone tell is None where it has none."""
+    """The newest profiler window of a rank, by kernels; kernel figures are None where it has none."""
 
     rank: int
     first: int  # step

@@ -52,9 +52,9 @@ from dtprof.records.tables import Array, Group
 
 Found = TypeVar("Found")
 CollectDetails = Callable[[RankTiming, RankTask], Found]
-"""Finds details of a rank while it is there; picklable, and so is what it finds."""
+"""Extracts details of a rank while its tables are loaded; picklable, and so are its results."""
 MakeCollector = Callable[[Sequence[int], Sequence[Channel]], CollectDetails[Found] | None]
-"""Returns what looks at the details of some ranks, whose operations are of these channels."""
+"""Returns the extractor for some ranks, whose operations use these channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ def reduce_run(
 
 
 def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, used: MeasuredSteps) -> Summary:
-    """State the summary of a run from what its ranks were reduced to over these steps; no record is read."""
+    """Return the summary of a run from its reduced ranks over these steps; reads no record."""
     chosen = newest_ranks(run.folders)
     facts, pipelines, clocks, one_clock = surveys.facts, surveys.pipelines, surveys.clocks, surveys.one_clock
     steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(used)

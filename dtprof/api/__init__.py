@@ -63,7 +63,7 @@ class Run:
         return tuple(self._opened.ranks)
 
     def summary(self) -> "Summary":
-        """Return what `dtprof summary` says; docs/reference/metrics.md defines its figures."""
+        """Return the result of `dtprof summary`; docs/reference/metrics.md defines its figures."""
         return self._summary
 
     @cached_property
@@ -71,13 +71,13 @@ class Run:
         return run_results.summarise(self._opened, self._engine)
 
     def diagnose(self) -> "Verdict":
-        """Return what `dtprof diagnose` says. Asked anew each time: a job may be running."""
+        """Return the result of `dtprof diagnose`. Each call reads the run again: the job may be running."""
         from dtprof.session.run_diagnosis import diagnose_run
 
         return diagnose_run(self._given, self._engine)
 
     def compare(self, other: "Run", *, at_least: float = 0.01) -> "Comparison":
-        """Return what `dtprof compare` says of this run, A, and another, B.
+        """Return the result of `dtprof compare` of this run, A, with another, B.
 
         Raises:
             UsageError: `other` is no run, or `at_least` lies outside 0 to 1.
@@ -91,7 +91,7 @@ class Run:
         return compare_runs(self._figures, other._figures, at_least=at_least)
 
     def whatif(self, *fixes: str, **options: object) -> "Prediction":
-        """Return what `dtprof whatif` says: the step after changes, or without any what each single one would gain.
+        """Return the result of `dtprof whatif`: the step after changes, or without changes the gain of each single one.
 
         Parameters:
             fixes: as behind `--fix`, such as "rank=3".

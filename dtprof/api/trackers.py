@@ -80,14 +80,14 @@ def _to_mlflow(mlflow: ModuleType, summary: Summary) -> None:
 
 
 def measure(summary: Summary) -> dict[str, float]:
-    """Return the figures by name: times in ms, sizes in bytes, shares from 0 to 1; what is not known is left out."""
+    """Return the figures by name: times in ms, sizes in bytes, shares from 0 to 1; unknown figures are omitted."""
     figures = {metric.tracker: metric.tracked(summary) for metric in JOB if metric.tracker}
     figures |= {f"share/{part}": share for part, share in (summary.part_shares or {}).items()}
     return {f"dtprof/{name}": float(value) for name, value in figures.items() if value is not None}
 
 
 def describe(summary: Summary) -> Mapping[str, str | int]:
-    """Return what the run is: its layout and where its records lie."""
+    """Return the description of the run: its layout and the path of its records."""
     layout: dict[str, str | int] = {"world_size": summary.world_size, "hosts": len(summary.hosts), "run": summary.run}
     sizes = axis_sizes((group.axis, len(group.ranks)) for group in summary.groups)
     layout |= {re.sub(r"[^\w.-]", "_", f"size_{axis}"): size for axis, size in sizes.items()}

@@ -1,1 +1,1 @@
-"""Record what one process of the job does. Standard library and torch only; nothing here may harm the job."""
+"""Record one process of the job. Standard library and torch only; nothing here may harm the job."""

@@ -61,7 +61,7 @@ def code_owners(torch_folder: str) -> CodeOwners:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSite:
-    """A line of the user's code and what it called; `package`: the installed package that issued the operation."""
+    """A line of the user's code and the function it called; `package`: the package that issued the operation."""
 
     file: str
     line: int

@@ -1,4 +1,4 @@
-"""Switch the check of handles on: the native recorder then looks at the arguments of every operator of torch.
+"""Switch the check of handles on: the native hook then inspects the arguments of every operator of torch.
 
 What a program does to wait for all devices at once is no operator: it is told here.
 """

@@ -28,7 +28,7 @@ class Categories:
         self.optimizers = LiveObjects()
         self.watching = False
         self.cost_ns = 0
-        """What measuring the watched step has cost so far: each of its backward passes adds to it."""
+        """Time spent on measuring the watched step so far: each of its backward passes adds to it."""
         self._baseline: int | None = None
         self._activations: int | None = None
 
@@ -62,7 +62,7 @@ class Categories:
                     self._activations = max(self._activations or 0, grown)
 
     def at_step_end(self) -> dict[str, int]:
-        """Return the bytes held by each category that is known."""
+        """Return the bytes held by each known category."""
         with self._timed():
             held = self.held()
         if self._activations is not None:
@@ -128,7 +128,7 @@ class Categories:
         return _storage_bytes((part.grad for part in (*parameters, *self._copies())), device)
 
     def _copies(self) -> Iterator[Any]:
-        """Yield what optimizers step in place of parameters, such as copies in 32 bits: optimizer state by ZeRO."""
+        """Yield the tensors that optimizers step in place of parameters, such as fp32 copies: ZeRO's state."""
         for optimizer in self._forward.roots.steps_copies:
             for group in optimizer.param_groups:
                 yield from group["params"]

@@ -1,4 +1,4 @@
-"""Record what held the memory when a program ran out of it and ended."""
+"""Record the memory by category when a program ran out of it and exited."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from dtprof.capture.memory_sampler import Memory
 from dtprof.capture.string_entries import timed_entry
 
 CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")
-"""What torch's allocators of host memory say in a RuntimeError: they have no exception class of their own."""
+"""Messages of torch's host allocators in a RuntimeError: they have no exception class of their own."""
 MOST_ALLOCATIONS = 10
 MOST_FRAMES = 8
 LONGEST_MESSAGE = 2_000

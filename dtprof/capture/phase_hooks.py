@@ -98,7 +98,7 @@ class Phases:
 
     @fence.fenced("checkpoints")
     def _hook_files(self) -> None:
-        """Hook torch.save and torch.load under both of their names; pickle looks the functions up by one of them."""
+        """Hook torch.save and torch.load under both of their names; pickle resolves the functions by one of them."""
         import torch
 
         pickling = _code_that_pickles(torch.storage)
@@ -179,7 +179,7 @@ class Phases:
 
 
 def _members_checksum(ranks: Any = None, *_: Any, **options: Any) -> int:
-    """Return a number that stands for the members asked for in a call of new_group or split_group; 0 for all ranks.
+    """Return a checksum of the members passed to new_group or split_group; 0 for all ranks.
 
     A group that is being made has no record yet: this tells whether ranks make the same one.
     """

@@ -13,13 +13,13 @@ MOST_SEGMENTS = 2**20
 
 
 class Recorder(Protocol):
-    """Writes the events of this process. A handle is opaque; 0 stands for an event that was not recorded."""
+    """Writes the events of this process. A handle is opaque; 0 is an event that was not recorded."""
 
     def install(self, ops: list[str]) -> None:
         """Hook these operators of the c10d namespace."""
 
     def on_group(self, call: Callable[[int, str], object]) -> None:
-        """Call this with id and name of each new process group, to write what only Python knows of it."""
+        """Call this with id and name of each new process group, to write the facts that only Python knows."""
 
     def name_id(self, name: str) -> int:
         """Return the id of a phase or sample name, declaring it in the run."""
@@ -34,7 +34,7 @@ class Recorder(Protocol):
         """Return the last operation that this thread issued on a device since the last call; false without one."""
 
     def begin_wait(self, operation: Any) -> int:
-        """Record that the current stream comes to a wait for an operation; `end_span` records that it went on."""
+        """Record that the current stream starts to wait for an operation; `end_span` records its end."""
 
     def past_span(self, op: int, begin_ns: int, end_ns: int) -> None:
         """Record a phase that has ended, by its times."""

@@ -38,7 +38,7 @@ class WindowTurns:
         return (turn - self._position) // self._num_ranks
 
     def charge(self, begin_ns: int, ready_ns: int) -> None:
-        """Count a window that held up its rank from begin to ready."""
+        """Count a window whose preparation delayed its rank from begin to ready."""
         self._first_ns = begin_ns if self._first_ns is None else self._first_ns
         self._spent_ns += max(0, ready_ns - begin_ns)
 

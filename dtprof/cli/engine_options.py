@@ -15,7 +15,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_engine(arguments: argparse.Namespace) -> Engine:
-    """Return what the options say, and the environment where they say nothing.
+    """Return the executor options, with defaults from the environment.
 
     Raises:
         UsageError: there is no such engine, or they contradict each other.

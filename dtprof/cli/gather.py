@@ -39,7 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Gather, and say what is missing."""
+    """Gather, and print the missing parts."""
     from dtprof.session.node_runs import gather_folders
 
     gathered = gather_folders(arguments.node_directories, arguments.output, force=arguments.force)

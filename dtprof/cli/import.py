@@ -38,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the run and say what it holds."""
+    """Write the run and print its contents."""
     from dtprof.session.run_imports import import_run
 
     imported, left_out = import_run(arguments.paths, arguments.output, force=arguments.force)

@@ -36,7 +36,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Install, remove or look; print what is there now."""
+    """Install, remove or inspect; print the state."""
     from dtprof.launch import injection
 
     if arguments.action == "install":

@@ -18,7 +18,7 @@ COMMAND_GROUPS = {
     "compare runs": ("compare", "check"),
     "export a run": ("export",),
 }
-"""Commands by what a user wants; `dtprof --help` lists them so."""
+"""Commands by the question of the user; `dtprof --help` lists them so."""
 COMMANDS = tuple(command for commands in COMMAND_GROUPS.values() for command in commands)
 EPILOG = """\
 start here:

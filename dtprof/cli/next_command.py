@@ -1,4 +1,4 @@
-"""The command that follows another, said after its results."""
+"""The command to run next, printed after the results."""
 
 import shlex
 import sys

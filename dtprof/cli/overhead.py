@@ -1,4 +1,4 @@
-"""`dtprof overhead`: what recording adds to a command, measured in pairs."""
+"""`dtprof overhead`: the cost of recording a command, measured in pairs."""
 
 import argparse
 import json
@@ -42,7 +42,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, and print what came of it."""
+    """Measure, and print the result."""
     command: list[str] = arguments.job
     if not command:
         raise UsageError(

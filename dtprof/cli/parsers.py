@@ -1,4 +1,4 @@
-"""The parser of a command: every option has a variable in the environment, and errors say what to type next."""
+"""The parser of a command: every option has an environment variable, and errors say what to type next."""
 
 import argparse
 import difflib
@@ -21,7 +21,7 @@ NAMED_APART = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Unset:
-    """Stands for an option that was not given; help texts show its default."""
+    """Default of an option that was not given; help texts show the real one."""
 
     default: Any  # of whatever type the option has
 
@@ -37,7 +37,7 @@ def output_path(text: str) -> Path:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses the arguments of one command; what they do not give is taken from the environment."""
+    """Parses the arguments of one command; the environment provides those not given."""
 
     def __init__(self, **settings: Any) -> None:
         """Make a parser that takes options by their full names only, and prints the epilog line by line."""
@@ -57,7 +57,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse arguments, and take from the environment what they leave open."""
+        """Parse arguments, with defaults from the environment."""
         from_variables = {
             action: text for action in self._actions if (text := os.environ.get(self._variable(action), ""))
         }
@@ -75,7 +75,7 @@ class CommandParser(argparse.ArgumentParser):
         return parsed, left
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2, the usage, and where to look."""
+        """Exit with status 2, the usage, and the command that helps."""
         super().error(f"{message}; see {self.prog} --help")
 
     def refuse(self, left: Sequence[str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`dtprof plan`: which layouts of a model fit a cluster, and what a step of each would take."""
+"""`dtprof plan`: layouts of a model on a cluster, with predicted step time and memory."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What ports options may name."""
+"""Values of port options."""
 
 from dtprof.errors import UsageError
 
@@ -6,7 +6,7 @@ MAX_PORT = 65_535
 
 
 def parse_port(text: str, *, option: str, example: int, least: int = 0) -> int:
-    """Return the port that an option names; 0 stands for any that is free.
+    """Return the port that an option names; 0 is any free one.
 
     Raises:
         UsageError: it is none.

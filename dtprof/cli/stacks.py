@@ -1,4 +1,4 @@
-"""`dtprof stacks`: what every rank of a job is doing now, merged: who differs from the rest, and from which line on."""
+"""`dtprof stacks`: the merged call stacks of every rank now: which ranks differ, and from which line on."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`dtprof summary`: what is in a run, as text, JSON or Markdown."""
+"""`dtprof summary`: the figures of a run as text, JSON or Markdown."""
 
 import argparse
 import json
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def indented(document: object) -> str:
-    """Return what json.dumps(document, indent=1) does, which takes three times as long."""
+    """Return json.dumps(document, indent=1), which takes three times as long."""
     import msgspec
 
     try:

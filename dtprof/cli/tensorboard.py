@@ -1,4 +1,4 @@
-"""`dtprof tensorboard`: export a run and look at it in TensorBoard."""
+"""`dtprof tensorboard`: export a run and open it in TensorBoard."""
 
 import argparse
 import shlex

@@ -1,4 +1,4 @@
-"""`dtprof top`: what every rank of a running job does now, on a terminal."""
+"""`dtprof top`: the activity of every rank of a running job, on a terminal."""
 
 import argparse
 from pathlib import Path

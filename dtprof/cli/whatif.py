@@ -1,4 +1,4 @@
-"""`dtprof whatif`: what a change would gain, predicted by replaying a run."""
+"""`dtprof whatif`: the gain of a change, predicted by replaying a run."""
 
 import argparse
 import json

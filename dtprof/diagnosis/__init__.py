@@ -1,1 +1,1 @@
-"""From records, Flight Recorder dumps and logs to one verdict: who, where, why, what to do."""
+"""From records, Flight Recorder dumps and logs to one verdict: who, where, why, how to mend it."""

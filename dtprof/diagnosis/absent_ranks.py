@@ -1,4 +1,4 @@
-"""What a rank does that others wait for and that is in no operation."""
+"""Activity of a rank that others wait for and that is in no operation."""
 
 from dtprof.diagnosis.blocked_ranks import seen_at
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
@@ -13,7 +13,7 @@ LONG_PHASES = {
     events.EVALUATION: "Let it finish, or have all ranks evaluate a part each, so that none waits.",
     events.COMPILE: "Let it finish; a cache of compiled code that lasts (TORCHINDUCTOR_CACHE_DIR) spares the next job.",
 }
-"""What may rightly take long while others wait, and what to do about it; an evaluation where the rank works."""
+"""Activities that may take long while others wait, and the advice; an evaluation where the rank works."""
 DEVICE_ADVICE = (
     "Look at what its device works on: a kernel that does not end, a copy, an error of the device (nvidia-smi, dmesg)."
 )
@@ -28,7 +28,7 @@ LONG_WORK = (
 
 
 def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str) -> Finding:
-    """Return the finding for ranks that others wait for in a place, by what the first of them does."""
+    """Return the finding for ranks that others wait for in one place, by the activity of the first of them."""
     culprits = tuple(sorted(rank.rank for rank in absent))
     sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
     first = min(absent, key=lambda rank: rank.rank)
@@ -87,7 +87,7 @@ def is_working(rank: RankState) -> bool:
 
 
 def progress_of(rank: RankState) -> tuple[str, ...]:
-    """Return what shows that a rank gets on with something: empty where nothing does.
+    """Return the evidence that a rank makes progress: empty where there is none.
 
     A host that waits for its device may spin in the driver: where there is one, native code alone shows nothing.
     """
@@ -100,7 +100,7 @@ def progress_of(rank: RankState) -> tuple[str, ...]:
 
 
 def observed_words(rank: RankState) -> str:
-    """Return what its stack, its interruption or its last record shows of a rank."""
+    """Return the evidence from a rank's stack, its interruption or its last record."""
     stack = rank.stack
     phases = f" in phase {rank.open_phases[-1]}" if rank.open_phases else ""
     if stack is None and rank.interruption is not None:

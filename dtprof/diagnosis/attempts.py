@@ -34,7 +34,7 @@ def judge(job: JobState) -> Attempt:
 
 
 def remember(last: Attempt, earlier: Sequence[Attempt]) -> Verdict:
-    """Return the verdict on the last attempt, with what the earlier ones add to its first finding.
+    """Return the verdict on the last attempt, with evidence of the earlier ones on its first finding.
 
     The same operation of the same group at the same line in every attempt is a fault of the program; culprits on one
     and the same host in every attempt, at different places, point at that host.
@@ -87,7 +87,7 @@ def _same_host(attempts: Sequence[Attempt]) -> str | None:
 
 
 def _place(finding: Finding) -> Hashable:
-    """Return what is equal in two attempts that end at the same place of the program."""
+    """Return the facts that are equal in two attempts that end at the same place of the program."""
     lines = frozenset((site.file, site.line) for site in finding.culprit_call_sites.values())
     if finding.kind in ENDED:
         return finding.kind, lines, finding.step

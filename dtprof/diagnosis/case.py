@@ -1,4 +1,4 @@
-"""What rules ask of a job: its state, and what several of them derive from it, computed once."""
+"""The input of rules: the state of a job, and facts derived from it, each computed once."""
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -25,7 +25,7 @@ class Case:
         self._findings: dict[Find, tuple[Finding, ...]] = {}
 
     def findings(self, find: Find) -> tuple[Finding, ...]:
-        """Return what a rule finds; the columns of whole runs are compared once, whoever asks."""
+        """Return the findings of a rule; the columns of whole runs are compared once for all rules."""
         if find not in self._findings:
             self._findings[find] = tuple(find(self))
         return self._findings[find]

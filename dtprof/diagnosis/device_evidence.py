@@ -1,4 +1,4 @@
-"""What is known of the devices of ranks that make no progress: how far they came, what holds them up, their health."""
+"""Evidence from the devices of stalled ranks: their progress, what blocks them, their health."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -25,11 +25,11 @@ XIDS = {
     119: "GSP timeout",
     120: "GSP error",
 }
-"""What NVIDIA's driver means by the codes that end or stall kernels."""
+"""Meaning of the Xid codes that end or stall kernels, by NVIDIA's driver documentation."""
 
 
 def begin_words(operations: Mapping[int, Operation]) -> tuple[str, ...]:
-    """Return on which ranks devices have begun an operation and on which not; nothing where that is not known."""
+    """Return the ranks whose devices started an operation and those whose did not; nothing where unknown."""
     begun = [rank for rank, operation in operations.items() if operation.done or operation.started]
     held = [rank for rank, operation in operations.items() if not operation.done and operation.started is False]
     if len(begun) + len(held) < len(operations):
@@ -44,7 +44,7 @@ def begin_words(operations: Mapping[int, Operation]) -> tuple[str, ...]:
 
 
 def place_words(job: JobState, ranks: Iterable[int]) -> tuple[str, ...]:
-    """Return for each rank what its device completed last, in which phase it is, and in which call its host waits."""
+    """Return for each rank the last operation its device completed, its phase, and the call its host waits in."""
     return tuple(words for rank in ranks if (words := _place(job, job.ranks[rank])))
 
 
@@ -59,12 +59,12 @@ def _place(job: JobState, rank: RankState) -> str:
 
 
 def is_held_by_compute(rank: RankState) -> bool:
-    """Say whether a device has begun no operation that is open: what its stream does not get past is none."""
+    """Say whether a device has started none of its open operations: then no operation blocks its stream."""
     return not any(o.started for o in rank.open_operations if o.on_device)
 
 
 def with_device_health(job: JobState, finding: Finding, ranks: Iterable[int]) -> Finding:
-    """Add to a finding what NVML, logs and NCCL say of the devices of some ranks, or why that is not known."""
+    """Add to a finding the facts of NVML, logs and NCCL on the devices of some ranks, or why they are unknown."""
     known = job.find_device_health() if job.find_device_health is not None else {}  # dumps alone tell of no host
     hosts = {r.host: known.get(rank) for rank in ranks if known and (r := job.ranks.get(rank)) is not None}
     troubles = [text for health in hosts.values() if health is not None for text in health.troubles][:MAX_TROUBLES]

@@ -1,4 +1,4 @@
-"""What two sources saw of one rank's operations on its device: issued, started and completed from either.
+"""Progress of one rank's operations on its device from two sources: issued, started and completed from either.
 
 Records of a device that nobody followed know what was issued only; dumps of the Flight Recorder know what was
 completed, and, with timing, what was started. Operations are paired by their position in the group, which records count
@@ -66,7 +66,7 @@ def find_uncounted(rank: RankState, other: RankState, *, shift: int) -> tuple[st
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """What the other source saw, by places of the first."""
+    """Progress that the other source knows, by rows of the first."""
 
     open: Mapping[Place, Operation]
     completed: frozenset[Place]
@@ -91,7 +91,7 @@ class _Seen:
         return cls(open=pending, completed=frozenset(completed))
 
     def adopt(self, operation: Operation) -> Operation:
-        """Return an operation of the first source with what the other saw."""
+        """Return an operation of the first source with the progress that the other knows."""
         place = _place(operation)
         if operation.done and operation.observed:
             return operation

@@ -1,4 +1,4 @@
-"""What a cause explains: the ranks it names, and all that wait for these, however long the chain."""
+"""Waits that a cause explains: the ranks it names, and all that wait for these, however long the chain."""
 
 from collections.abc import Collection
 

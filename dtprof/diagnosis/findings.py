@@ -1,4 +1,4 @@
-"""Findings and the verdict: what `dtprof diagnose` says, as data. The JSON contract is docs/reference/diagnose.md."""
+"""Findings and the verdict of `dtprof diagnose`, as data. The JSON contract is docs/reference/diagnose.md."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +10,7 @@ OUTCOMES = ("healthy", "hang", "crash", "slow", "risk", "unknown")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One cause, with what shows it and what to do; consequences of a cause are evidence of its finding."""
+    """One cause with evidence and advice; consequences of a cause are evidence of its finding."""
 
     kind: str
     summary: str

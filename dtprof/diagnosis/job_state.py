@@ -58,7 +58,7 @@ TRANSPORT_WORDS = (
 """Parts of messages by which gloo, NCCL and the store say that a peer is gone or late: victims say so, not culprits."""
 
 BACK_ENDS = ("gloo", "nccl", "torch/distributed", "c10d", "processgroup", "store", "backward", "monitoredbarrier")
-"""Parts of a traceback through an operation, or of what a back end says."""
+"""Parts of a traceback through an operation, or of a message of a back end."""
 CHAINED = ("direct cause of the following exception", "During handling of the above exception")
 
 
@@ -87,7 +87,7 @@ class Stack:
 
     @property
     def progress(self) -> tuple[str, ...]:
-        """What shows that it gets on with something while others wait; empty where nothing does."""
+        """Evidence of progress while others wait; empty where there is none."""
         busy, share = self.is_busy, self.children_cpu_share or 0.0
         facts = (
             ((self.io_bytes or 0) >= MOVED_BYTES, f"{(self.io_bytes or 0) / 1e6:,.1f} MB read or written"),
@@ -126,7 +126,7 @@ class LongPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class RankState(RankOperations):
-    """One rank: what it has issued, and what became of its process."""
+    """One rank: its issued operations, and the fate of its process."""
 
     attempt: int
     pid: int
@@ -280,7 +280,7 @@ class Stragglers:
 
 @dataclass(frozen=True, kw_only=True)
 class Handler:
-    """An exception handler that a collective stands in, as the source has it."""
+    """An exception handler that encloses a collective, read from the source."""
 
     text: str
     line: int
@@ -348,11 +348,11 @@ class JobState:
 
     @property
     def is_complete(self) -> bool:
-        """Say whether no rank dropped events: else what they did can be compared, but not counted."""
+        """Say whether no rank dropped events: else operations can be compared, but not counted."""
         return all(rank.complete for rank in self.ranks.values())
 
     def goes_on(self, rank: RankState) -> bool:
-        """Say whether a rank may yet do what it has not done."""
+        """Say whether a rank may still issue the operations that it has not issued."""
         return not (self.manifest.ended_realtime_ns or rank.finished or rank.exit is not None)
 
     def group(self, key: GroupId) -> Group:

@@ -1,4 +1,4 @@
-"""Exceptions whose text alone says too little of what helps, wherever it is read: in records or in logs."""
+"""Exceptions whose own text does not say how to mend them, in records and in logs."""
 
 import re
 
@@ -24,7 +24,7 @@ NCCL_RESOURCES = (
         "Set NCCL_SOCKET_IFNAME to an interface that this host has (`ip addr`), or take away the one that is set.",
     ),
 )
-"""What NCCL says last where its own host refused it something, and what helps: no peer of that rank is gone."""
+"""Last messages of NCCL where its own host refused it a resource, and the advice: no peer of that rank is gone."""
 
 KNOWN = (
     *NCCL_RESOURCES,
@@ -40,7 +40,7 @@ KNOWN = (
     ("is killed by signal: Killed", HOST_MEMORY),
     ("Too many open files", "Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system')."),
 )
-"""What helps against exceptions whose text alone says too little: words of the message, advice."""
+"""Advice for exceptions whose own text does not say how to mend them: words of the message, advice."""
 
 _MOST_SHOWN = 160
 _NCCL_STATE = re.compile(r"(nccl\w+Error|ncclInvalid\w+): .*\nLast error: ?\n(.+)")
@@ -49,7 +49,7 @@ _ON_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: 
 
 
 def find_advice(type_name: str, message: str) -> str | None:
-    """Return what helps against an exception; None where its own text says it all."""
+    """Return the advice for an exception; None where its own text is enough."""
     if "OutOfMemory" in type_name or any(words in message for words in _ON_DEVICE):
         return DEVICE_MEMORY
     if type_name == "MemoryError" or any(words in message for words in _ON_HOST):

@@ -1,4 +1,4 @@
-"""Compare what ranks record while they run: mismatched operations at one sequence number of a group.
+"""Compare the records of ranks while they run: mismatched operations at one sequence number of a group.
 
 What is new is compared in columns, position by position, for all groups at once; only where it differs, the rules of
 finished runs decide, on the records of each rank around the first position of each group that does. Polls may be far
@@ -29,7 +29,7 @@ BEFORE, AFTER = 1024, 512
 MAX_KEPT, MIN_KEPT = 131_072, 2048
 """Operations that are kept to decide on: of all ranks together, and of each."""
 MAX_OPEN = 262_144
-"""Positions that wait for members to come to them; beyond, the oldest are not compared."""
+"""Sequence numbers that wait for members to reach them; beyond, the oldest are not compared."""
 SETTLING = 16
 """Positions after the first whose line or step differs, before it is decided whether ranks are out of step."""
 MAX_WAYS = 1024
@@ -150,7 +150,7 @@ class LiveComparison:
         return numbers
 
     def _positions(self, rank: _Rank, rows: Array) -> Array:
-        """Return what is compared of a rank's new operations."""
+        """Return the compared columns of a rank's new operations."""
         rows = select(rows, rows["op"] < len(rank.tables.ops))
         rows = select(rows, rows["kind"] != codes.POINT_TO_POINT)
         groups = _numbered(rank, rows)
@@ -195,7 +195,7 @@ class LiveComparison:
                 group.ways.setdefault(way, seq)
 
     def _complete(self, *, is_last: bool) -> None:
-        """Take what all local members have come to; keep it for another poll: a rank may have been seen too late."""
+        """Take the sequence numbers that all local members have reached; keep them for one poll: a read may lag."""
         if len(self._here) != len(self._groups) or self._seen != len(self._ranks):  # groups may have many members
             self._seen = len(self._ranks)
             here = [sum(rank in self._ranks for rank in group.key.ranks) for group in self._groups]

@@ -1,4 +1,4 @@
-"""What was read in the logs of one attempt of a job: plain facts, bounded, without judgement."""
+"""Facts read in the logs of one attempt of a job: plain and bounded, without judgement."""
 
 from collections import deque
 from dataclasses import dataclass, field, fields
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dtprof.records.tables import Site
 
 MAX_FACTS = 20_000
-"""Of one kind. What comes later is counted, not kept."""
+"""Facts kept of one kind; later ones are counted only."""
 
 
 MAX_RANK = 100_000
@@ -64,7 +64,7 @@ class Fingerprint:
     shape: str | None
     dtype: str | None
     reported_by: int | None
-    """The rank whose message this stands in; itself, a peer, or unknown."""
+    """The rank that printed this message: the rank itself, a peer, or unknown."""
     has_peer: bool = True
 
 
@@ -119,7 +119,7 @@ class Note:
 
 
 MOST_CALLS = 256
-"""Of one communicator: what ranks have called differently lies among the last."""
+"""Calls kept of one communicator: a difference between ranks is among the last."""
 TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 

@@ -1,4 +1,4 @@
-"""Rules that read what only a log tells."""
+"""Rules that read facts only logs have."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,7 +8,7 @@ from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.rule import Rule, Stage
 
 Suspicion = Finding | str | None
-"""What a rule makes of a log: a finding, or in words why there is none."""
+"""The result of a rule on a log: a finding, or the reason why there is none."""
 
 
 def log_rule(find: Callable[[LoggedJob], Suspicion], kinds: tuple[str, ...], stage: Stage = Stage.SUSPICION) -> Rule:

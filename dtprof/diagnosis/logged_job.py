@@ -44,7 +44,7 @@ _BY_LETTERS = {name.replace("_", ""): name for name in _OPERATIONS}
 
 
 def operation(name: str) -> str | None:
-    """Return the operation that a name in a log stands for: of c10d (`_ALLGATHER_BASE`) or of the Python API."""
+    """Return the operation for a name in a log: of c10d (`_ALLGATHER_BASE`) or of the Python API."""
     letters = re.sub(r"[^a-z]", "", name.lower().replace("monitored_", ""))
     if letters.startswith(("isend", "send")):
         return "send"
@@ -166,7 +166,7 @@ def _judge(chain: list[Trace], job: LoggedJob) -> None:
 
 
 def blame(trace: Trace) -> str:
-    """Say what an exception is: own, victim, mismatch, launcher, outside."""
+    """Classify an exception: own, victim, mismatch, launcher, outside."""
     name = simple_type(trace)
     if name in LAUNCHERS:
         return "launcher"
@@ -184,7 +184,7 @@ def blame(trace: Trace) -> str:
 
 
 def simple_type(trace: Trace) -> str:
-    """Return the type of an exception without its module; of Ray's wrapper what it wraps."""
+    """Return the type of an exception without its module; of Ray's wrapper the wrapped type."""
     wrapped = re.fullmatch(r"(?:[\w.]*\.)?RayTaskError\((\w+)\)", trace.type)
     return wrapped[1] if wrapped else trace.type.rpartition(".")[2]
 

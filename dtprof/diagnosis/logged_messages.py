@@ -65,7 +65,7 @@ def arguments_of(source: str, op: str) -> tuple[int | None, int | None]:
 
 
 def _parsed(text: str) -> ast.Call | None:
-    """Return the call at the start of a line: what stands behind its closing bracket is left out."""
+    """Return the call at the start of a line, without the text after its closing bracket."""
     for end in [i + 1 for i, letter in enumerate(text) if letter == ")"][:20]:
         try:
             tree = ast.parse(text[:end], mode="eval")

@@ -1,4 +1,4 @@
-"""The outcome of a job in one word, and sentences on what is not known of it."""
+"""The outcome of a job in one word, and the caveats of its diagnosis."""
 
 from collections.abc import Mapping, Sequence
 

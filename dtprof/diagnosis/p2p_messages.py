@@ -1,4 +1,4 @@
-"""Findings on point-to-point messages: what they have in common."""
+"""Shared parts of findings on point-to-point messages."""
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.findings import Finding

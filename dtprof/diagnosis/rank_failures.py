@@ -1,4 +1,4 @@
-"""How ranks ended: by an exception, by a signal, with the others; and what their ends have in common."""
+"""Rank exits: by an exception, by a signal, together; and their common causes."""
 
 import signal
 
@@ -18,7 +18,7 @@ from dtprof.records.tables import UNKNOWN_NS, ProcessExit, Site
 OUTLIVED_NS = 1_000_000_000
 """A signal to the whole job ends its ranks within this time."""
 TOO_LATE = "imed out"
-"""In what back ends say where nothing was lost, and only waited for too long."""
+"""Parts of messages of back ends where no peer was lost and only a timeout passed."""
 STOPPED = (-2, -15, 130, 143)
 """Exit statuses of a job that was stopped from outside."""
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")

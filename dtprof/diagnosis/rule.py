@@ -1,4 +1,4 @@
-"""What a file of `rules/` declares: rules, which find causes, and refinements, which explain the causes of others."""
+"""Declarations of a file in `rules/`: rules find causes, refinements explain the causes of others."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ class Stage(Enum):
     DEATH = auto()
     """A rank failed first, by its own doing."""
     ABORT = auto()
-    """Native code crashed inside an operation: a back end may have aborted a process for what another rank did."""
+    """Native code crashed inside an operation: a back end may have aborted a process for the fault of another rank."""
     DIVERGENCE = auto()
     """Programs of ranks went different ways."""
     BROKEN_MESSAGE = auto()
     """Messages of a wrong size, which make a back end abort beside a divergence."""
     WAIT = auto()
-    """Who waits for whom."""
+    """Wait-for graph between ranks."""
     STALL = auto()
     """All issued an operation, and it does not complete."""
     LATE = auto()
     """A rank ended, and no operation is known to have failed before."""
     SUSPICION = auto()
-    """Nothing better is known: what timeouts, lost peers and exit statuses leave to suspect."""
+    """Last resort: suspects from timeouts, lost peers and exit statuses."""
     BESIDE_CRASH = auto()
     """Completed before a rank raised, and may be the reason."""
     MISPAIRED = auto()
@@ -52,7 +52,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Refinement:
-    """Finds what a cause itself follows from."""
+    """Finds the deeper cause of a finding."""
 
     kinds: tuple[str, ...]
     causes: tuple[str, ...]  # kinds of causes that it may explain

@@ -19,7 +19,7 @@ BY_POSITION = (*(one.name for one in fields(RankOperations)), "groups")
 
 
 def merge(sources: Sequence[JobState]) -> JobState:
-    """Return what the sources of a job tell together; they come in the order in which they are trusted.
+    """Return the merged state of the sources of a job, given in the order of trust.
 
     Sources of different jobs are not joined: the one in which something went wrong stands, and says so.
     """
@@ -90,7 +90,7 @@ def _parted_ends(rank: RankState, other: RankState) -> bool:
 
 
 def _fill(rank: RankState, other: RankState | None) -> RankState:
-    """Return a rank with what it does not know itself from another source of it."""
+    """Return a rank with its unknown facts taken from another source of it."""
     if other is None or _parted_ends(rank, other):
         return rank
     seer = other if other.sees_program and not rank.sees_program else rank
@@ -110,7 +110,7 @@ def _fill(rank: RankState, other: RankState | None) -> RankState:
 
 
 def _shift(rank: RankState, other: RankState) -> int:
-    """Return what to add to a position to have that of the other source: records begin with 0, dumps with 1."""
+    """Return the offset of sequence numbers to those of the other source: records begin with 0, dumps with 1."""
     return int(rank.sees_program) - int(other.sees_program)
 
 

@@ -12,7 +12,7 @@ BUSY = 0.2
 
 
 class PythonState(TextEnum):
-    """What a busy main thread did to the local variables of its frames within half a second.
+    """Changes that a busy main thread made to the local variables of its frames within half a second.
 
     A loop that works on data changes some: what it reads, counts or collects. One that only asks whether something has
     happened changes none.
@@ -50,7 +50,7 @@ class Thread:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStack:
-    """What one rank was seen doing from outside; `reason` says why there are no threads."""
+    """The observed stacks of one rank; `reason` says why there are no threads."""
 
     rank: int
     pid: int
@@ -72,7 +72,7 @@ class RankStack:
 
 @dataclass(frozen=True, kw_only=True)
 class StackGroup:
-    """Ranks whose main threads stand at the same line; `frames` innermost first.
+    """Ranks whose main threads are at the same line; `frames` innermost first.
 
     `shared` is how many of the outermost frames the group has in common with the largest group: 0 where it is that.
     """

@@ -20,7 +20,7 @@ LAST = (Stage.NAMED, Stage.SUSPICION)
 
 
 def decide(job: JobState) -> Verdict:
-    """Return the verdict: what ended or holds up the job, else what may in a job that goes well."""
+    """Return the verdict: the cause that ended or blocks the job, else the risks of a job that goes well."""
     case = Case(job)
     findings, unexplained = _find_causes(case)
     if not findings and job.ranks and not job.stalled:
@@ -46,7 +46,7 @@ def decide(job: JobState) -> Verdict:
 
 
 def _find_causes(whole: Case) -> tuple[list[Finding], dict[int, Operation]]:
-    """Return a finding for each independent fault, and what ranks wait in that none of them explains.
+    """Return a finding for each independent fault, and the operations of waiting ranks that none explains.
 
     What waits for a rank of a finding is a consequence of it. To what the first cause leaves unexplained the rules are
     applied again, without the ranks that it explains.
@@ -82,7 +82,7 @@ def _limit(cause: Finding, explained: set[int]) -> Finding:
 
 
 def _find_first_cause(case: Case) -> list[Finding]:
-    """Return the most probable cause, and what was found together with it; empty where no rule applies.
+    """Return the most probable cause, and the findings made together with it; empty where no rule applies.
 
     Which stages are asked is no matter of order alone: each branch says what its evidence allows.
     """
@@ -102,13 +102,13 @@ def _find_first_cause(case: Case) -> list[Finding]:
 
 
 def _died_in_operation(job: JobState, death: Finding) -> bool:
-    """Say whether what ended ranks came out of the operations that they were in, which took their arguments."""
+    """Say whether ranks exited out of the operations they were in, whose arguments were accepted."""
     ranks = [job.ranks.get(rank) for rank in death.culprit_ranks]
     return bool(ranks) and all(rank is not None and raised_by(rank) and not is_refused(rank) for rank in ranks)
 
 
 def _find_first(case: Case, *stages: Stage) -> list[Finding]:
-    """Return what the first rule of the first of these stages that finds something finds first, refined."""
+    """Return the first finding, refined, of the first rule that applies in these stages."""
     for stage in stages:
         for rule in RULES:
             found = iter(rule.find(case) if stage in rule.stages else ())
@@ -118,7 +118,7 @@ def _find_first(case: Case, *stages: Stage) -> list[Finding]:
 
 
 def _refine(case: Case, stage: Stage, cause: Finding) -> list[Finding]:
-    """Return what a cause follows from, as far back as refinements go: the cause itself where none applies."""
+    """Return the deepest cause that refinements reach: the cause itself where none applies."""
     causes = [cause]
     for refinement in REFINEMENTS:
         if stage in refinement.stages and causes[0].kind in refinement.causes:
@@ -131,7 +131,7 @@ def _find_all(case: Case, stage: Stage) -> list[Finding]:
 
 
 def _find_risks(case: Case) -> list[Finding]:
-    """Find what is wrong, or may go wrong, in a job that ended in order or goes on."""
+    """Find faults and risks of a job that ended in order or goes on."""
     mispaired = next(
         (found for rule in RULES if Stage.MISPAIRED in rule.stages if (found := case.findings(rule.find))), ()
     )

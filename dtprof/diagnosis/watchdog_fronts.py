@@ -1,4 +1,4 @@
-"""Where each rank stands in each group: the oldest operation that NCCL's watchdog gave up on."""
+"""The front of each rank in each group: the oldest operation that NCCL's watchdog gave up on."""
 
 from dataclasses import dataclass
 
@@ -69,7 +69,7 @@ def usual_front(fronts: Fronts) -> Timeout:
 
 
 def is_ambiguous(fronts: Fronts) -> bool:
-    """Say whether one name stands for several groups: the same rank of a group on several global ranks."""
+    """Say whether one name covers several groups: the same rank of a group on several global ranks."""
     ranks = [one.timeout.group_rank for one in fronts.values() if one.progress is None] + [
         one.progress.group_rank for one in fronts.values() if one.progress is not None
     ]

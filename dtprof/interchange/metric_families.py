@@ -75,7 +75,7 @@ class _Families(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """Return the families that have a sample: what is not known has no lines."""
+        """Return the families with a sample: an unknown figure has no lines."""
         return (family for family in self._families if family.samples)
 
 
@@ -87,7 +87,7 @@ def exposition(families: Iterable[Metric]) -> bytes:
 
 
 def label_text(name: str) -> str:
-    """Return a name as a label value: cut where it is too long, without what is no character."""
+    """Return a name as a label value: cut where it is too long, without invalid characters."""
     if len(name) > MAX_LABEL_CHARACTERS:
         name = name[: MAX_LABEL_CHARACTERS - 3] + "..."
     return name.encode("utf-8", "replace").decode("utf-8")  # half of a pair of surrogates cannot be encoded

@@ -1,1 +1,1 @@
-"""What the records of all ranks say together: groups, clocks, and operations matched across ranks."""
+"""The job that the records of all ranks describe together: groups, clocks, and operations matched across ranks."""

@@ -1,4 +1,4 @@
-"""Where the members of a group disagree on a collective, in what, and who is in the minority.
+"""Disagreements of the members of a group on a collective: the argument, and the ranks in the minority.
 
 A finished job, its dumps and a running one are judged by the same comparison.
 """
@@ -33,7 +33,7 @@ KINDS = {
     "numel": "size-mismatch",
     "sizes": "split-size-mismatch",
 }
-"""What members may disagree in, as columns and Operation name it; the first of these is what is reported."""
+"""Arguments that members may disagree in, as columns and Operation name them; the first one is reported."""
 _UNKNOWN = {"peer": -1, "dtype": NONE, "reduce_op": NONE, "numel": -1}
 _COLUMNS = ("op", *_UNKNOWN)
 
@@ -75,7 +75,7 @@ def find_disagreement(ranks: Ranks, group: GroupId, tables: Tables) -> Disagreem
 
 
 def disagreement_at(ranks: Ranks, tables: Tables, seq: int) -> Disagreement | None:
-    """Return in what the members that came to a position disagree there; None where they agree."""
+    """Return the arguments in which the members that reached a position disagree; None where they agree."""
     rows = rows_at(tables, seq)
     if len(rows) < 2:
         return None
@@ -148,7 +148,7 @@ def _without_precedent(tables: Tables, values: Mapping[int, Hashable], argument:
 
 
 def _find_unbalanced(tables: Tables) -> list[int]:
-    """Return the positions of exchanges at which what all members send is not what all expect."""
+    """Return the positions of exchanges at which sent and expected sizes differ in total."""
     exchanges = [select(table, table["op"] == checksum(SPLIT))[-MAX_SPLITS:] for table in tables.values()]
     places = find_common([table["seq"] for table in exchanges])
     balance = sum(table["balance"][at] for table, at in zip(exchanges, places, strict=True))
@@ -157,7 +157,7 @@ def _find_unbalanced(tables: Tables) -> list[int]:
 
 
 def _find_bad_pairs(operations: Mapping[int, Operation]) -> list[BadPair]:
-    """Return the pairs of an exchange of which one member sends what the other does not expect."""
+    """Return the pairs of an exchange of which one member sends another size than the other expects."""
     ranks = next(iter(operations.values())).group.ranks
     if all(operation.sizes is None for operation in operations.values()):
         sent = {rank: operation.numel for rank, operation in operations.items()}

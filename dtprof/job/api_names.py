@@ -1,4 +1,4 @@
-"""What the user called when an operation was issued, in short names."""
+"""Short names of the functions that users call to issue operations."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -61,12 +61,12 @@ def _distinct(values: npt.NDArray[np.integer[Any]]) -> tuple[Column, Column]:
 
 
 def name_site(tables: RankTables, site: int) -> str:
-    """Return the short name of what was called at a site of one rank."""
+    """Return the short name of the function called at a site of one rank."""
     return _name(tables.sites.get(site), uses_ddp="ddp" in tables.features)
 
 
 def _name(site: Site | None, *, uses_ddp: bool) -> str:
-    """Return the framework or package that issued an operation, else the short name of what the user called."""
+    """Return the framework or package that issued an operation, else the short name of the user's call."""
     if site is None:
         return ""
     if site.label is not None:

@@ -1,4 +1,4 @@
-"""Axes of parallelism: what the groups of a job are for, how long its axes are, and which ranks share what.
+"""Axes of parallelism: the purpose of the groups of a job, the degree of each axis, and the ranks that share data.
 
 The reader names the axis of each group, from device meshes, frameworks' labels and descriptions
 (`records/axis_names.py`). What follows from the names is here, for reports, exporters and live views alike.
@@ -35,7 +35,7 @@ class DescribedGroup(Protocol):
 
 
 def purpose_of(group: DescribedGroup) -> str:
-    """Return what a group is for: its axis, else what the program says of it; empty where neither is known.
+    """Return the purpose of a group: its axis, else the program's description; empty where neither is known.
 
     Unlike the name, which counts groups, this is the same in every run and on every node.
     """
@@ -43,7 +43,7 @@ def purpose_of(group: DescribedGroup) -> str:
 
 
 def is_clear(group: DescribedGroup) -> bool:
-    """Say whether the axis of a group says what its ranks share."""
+    """Say whether the axis of a group determines the data that its ranks share."""
     return group.axis in KNOWN_AXES
 
 

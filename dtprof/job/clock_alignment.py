@@ -105,7 +105,7 @@ class Clocks:
         )
 
     def offset(self, boot_id: str, times: Column) -> Column:
-        """Return what to add to times of a clock."""
+        """Return the offset for times of a clock."""
         exact = times.astype(np.float64)
         offset = np.zeros(len(times))
         clock = self.measured.get(boot_id)
@@ -220,7 +220,7 @@ class _Bounds:
 
 
 def bound_clocks(marks: Marks, reference: str) -> dict[tuple[str, str], _Bounds]:
-    """Return the bounds on what to add to the first clock of a pair, beyond what to add to the second."""
+    """Return the bounds of the offset of the first clock of a pair relative to the second."""
     found: dict[tuple[str, str], list[_Bounds]] = defaultdict(list)
     for by_clock in marks.tables.values():
         if len(by_clock) < 2:
@@ -313,7 +313,7 @@ def find_measured(clocks: Mapping[str, HostClock]) -> Clocks:
 
 
 def tighten(clocks: Clocks, marks: Marks, spans: Mapping[str, tuple[int, int]]) -> Clocks:
-    """Return the clocks corrected by what the records say of them, with their errors.
+    """Return the clocks corrected by bounds from the records, with their errors.
 
     Parameters:
         marks: by boot id, on clocks as `clocks` aligns them.
@@ -388,7 +388,7 @@ def _check(
 
 
 def _own_time(clock: HostClock, moment: int) -> int:
-    """Return what a clock shows at a moment of the reference."""
+    """Return the reading of a clock at a moment of the reference."""
     own = moment
     for _ in range(3):
         own = moment - round(clock.offset_at(own))
@@ -423,7 +423,7 @@ def worst_error_ns(clocks: Clocks, boots: Iterable[str]) -> int | None:
 
 
 def list_clocks(clocks: Clocks, hosts: Mapping[str, str], moment: int) -> tuple[ClockResult, ...]:
-    """Return what is known of the clock of each host, by boot id, at a moment of the reference."""
+    """Return the known facts of the clock of each host, by boot id, at a moment of the reference."""
     found = []
     for boot, host in sorted(hosts.items(), key=lambda item: item[1]):
         measured, line = clocks.measured.get(boot), clocks.corrections.get(boot)

@@ -194,7 +194,7 @@ def _share_waits(operations: Array, ran: Array, waits: Array) -> tuple[Column, I
 
 
 def _place_unmarked(operations: Array, marks: Intervals) -> None:
-    """Move operations whose device is not known to have come to them to the mark that the host made next.
+    """Move operations that their device is not known to have reached to the host's next mark.
 
     When they ran is not known; but it is in this step of the device, which may be far behind the host's.
     """

@@ -63,12 +63,12 @@ def agrees_in_size(op: str, c10d_name: str) -> bool:
 
 
 def checksum(text: str) -> int:
-    """Return the number that stands for a name."""
+    """Return the number of an interned name."""
     return crc32(text.encode())
 
 
 def line_of(site: Site | None) -> int:
-    """Return the number that stands for a line of the program; 0 where it is not known."""
+    """Return the number of an interned line of the program; 0 where it is not known."""
     return checksum(f"{site.file}:{site.line}") if site is not None else 0
 
 
@@ -208,7 +208,7 @@ def mix(*values: npt.ArrayLike) -> Numbers:
 
 
 def _balances(rows: Array, tables: RankTables, *, exchanges: Mask, newest: int) -> Numbers:
-    """Return what each exchange sends less what it expects, so that it sums up to 0 where all pairs agree."""
+    """Return sent less expected bytes of each exchange, which sum to 0 where all pairs agree."""
     balances = np.zeros(len(rows), np.uint64)
     for number in np.unique(rows["group"][exchanges]).tolist():
         group = tables.groups.get(number)

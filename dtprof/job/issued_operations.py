@@ -1,4 +1,4 @@
-"""What each rank of a job has issued: operations, how many of each group and channel, collectives in columns.
+"""Issued operations of each rank of a job: counts by group and channel, and collectives in columns.
 
 Records and dumps fill this; what became of the process of a rank is no part of it.
 """
@@ -17,7 +17,7 @@ from dtprof.records.tables import UNKNOWN_NS, Array, Site
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation of one rank; what a source leaves out it does not know, or did not see."""
+    """One operation of one rank; the defaults are facts that a source does not know."""
 
     group: GroupId
     op: str
@@ -160,7 +160,7 @@ class RankOperations:
         return waited
 
     def has_come_to(self, group: GroupId, seq: int) -> bool:
-        """Say whether it has issued a collective, and its device, where that is known, has come to it."""
+        """Say whether a rank has issued a collective, and its device, where known, has reached it."""
         return seq < self._first_held_back.get(group, self.counts.get((group, False), 0))
 
     def has_come_to_message(self, channel: ChannelEnd, nth: int) -> bool:
@@ -169,7 +169,7 @@ class RankOperations:
 
     @cached_property
     def _first_held_back(self) -> dict[GroupId | ChannelEnd, int]:
-        """The first operation of each group, and message of each channel, that its device has not come to."""
+        """The first operation of each group, and message of each channel, that its device has not reached."""
         first: dict[GroupId | ChannelEnd, int] = {}
         for o in self.open_operations:
             if o.started is None or o.inside_call:
@@ -181,7 +181,7 @@ class RankOperations:
         return first
 
     def _is_held_back(self, operation: Operation) -> bool:
-        """Say whether the device has not come to an open operation."""
+        """Say whether the device has not reached an open operation."""
         if operation.started is None or operation.inside_call:
             return False
         return not (operation.started if operation.p2p else self.has_come_to(operation.group, operation.seq))

@@ -1,4 +1,4 @@
-"""What a rank itself did at this place in its earlier rounds: who leaves its own pattern deviates, also of two ranks.
+"""A rank's own pattern in its earlier rounds: a rank that leaves it deviates, also of two ranks.
 
 Programs of training repeat: after the same operations comes the same operation. Where several ranks wait for one
 another, the ranks that kept to their patterns are where they would be if nothing were wrong.
@@ -17,7 +17,7 @@ NEWEST = 256
 
 
 def usual_operation(operations: Sequence[Operation], current: Operation) -> Operation | None:
-    """Return what the rank made, in its newest round before, where it now made another operation.
+    """Return the operation of the newest earlier round at a place where a rank now issued another one.
 
     None where it keeps to its pattern, or has none: the operations before were never made in this order, or were
     followed by different ones when they were.

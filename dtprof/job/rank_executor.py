@@ -1,4 +1,4 @@
-"""Where work on ranks is done: what an executor is, the one that is this process, and how ranks are shared out.
+"""Executors of work on ranks: the interface, the one in this process, and how ranks are divided.
 
 Ranks are mapped part by part, and results are taken in order. What is found of a rank, and of all of them, does not
 depend on what the parts are: every executor gives the same bits.
@@ -21,7 +21,7 @@ class Pending(Protocol[Result_co]):
     """Work that was handed over; a concurrent.futures.Future is one."""
 
     def result(self) -> Result_co:
-        """Wait for the work; return its result, or raise what it raised."""
+        """Wait for the work; return its result, or raise its exception."""
 
 
 class Executor(Protocol):

@@ -1,4 +1,4 @@
-"""What the records of one rank hold that can be reckoned with: possible times, names, spans by phase.
+"""The valid records of one rank: possible times, names, spans by phase.
 
 A file cut short or damaged may hold any value; what cannot be a time is left out here, and counted.
 """

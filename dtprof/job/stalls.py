@@ -16,12 +16,12 @@ from dtprof.text_enum import TextEnum
 SLOW_AFTER_NS = 5_000_000_000
 """A job that recorded nothing for less than this counts as making progress."""
 HANG_AFTER_S = 10.0
-"""Stands in for --hang-after where a run tells of none, or where its alarm is off."""
+"""Default of --hang-after for runs that record none, or whose alarm is off."""
 PAUSES = 10.0
 """Times the median of its own pauses that a job may make no progress; at most so many times --hang-after."""
 MIN_PAUSES, MAX_PAUSES = 5, 99
 FIRST_STEP = 5.0
-"""Times --hang-after that a rank may work on its first step, and on what comes before it."""
+"""Multiple of --hang-after that a rank may work on its first step, and before it."""
 LONGER_THAN_EVER = 2
 """A job that was stopped from outside had stalled where its last pause was so many times as long as any before."""
 INTERVAL_NS = 500_000_000
@@ -51,7 +51,7 @@ MAY_TAKE_LONG: Collection[Phase] = (Phase.CHECKPOINT, Phase.EVALUATION, Phase.CO
 
 
 def phase_of(open_phases: Collection[str], *, steps: int) -> Phase:
-    """Return what a rank is at, from the names of the phases it is in and the steps that it has ended."""
+    """Return the activity of a rank, from the names of its open phases and its number of ended steps."""
     for phase in MAY_TAKE_LONG:
         if phase in open_phases:
             return phase

@@ -1,4 +1,4 @@
-"""Who waits for whom: the operations that hold ranks up, and the ranks that have not come to them.
+"""The wait-for graph: operations that block ranks, and the ranks that have not reached them.
 
 A collective waits for all members that have not issued it (and); a receive from any source for any of its peers (or).
 A message meets the one of as many before it in its channel, where nothing was dropped on either end. On devices, what a
@@ -24,7 +24,7 @@ class Wait:
 
 
 def find_waits(ranks: Ranks, waiting: Iterable[int], *, lost: Collection[int]) -> dict[int, tuple[Wait, ...]]:
-    """Return what holds each rank up; ranks that nothing holds up are left out.
+    """Return the operation that blocks each rank; ranks that are not blocked are omitted.
 
     Parameters:
         waiting: the ranks whose open operations hold them up: a program that has ended waits for nothing.
@@ -48,7 +48,7 @@ def find_waits(ranks: Ranks, waiting: Iterable[int], *, lost: Collection[int]) -
 
 
 def _awaited_members(ranks: Ranks, group: GroupId, seq: int, *, lost: Collection[int]) -> tuple[int, ...]:
-    """Return the members that have not come to a collective, and those lost; of other ranks nobody knows."""
+    """Return the members that have not reached a collective, and the lost ones; others are unknown."""
     lost, known = set(lost), ((member, ranks.get(member)) for member in group.ranks)
     return tuple(m for m, rank in known if (not rank.has_come_to(group, seq) if rank is not None else m in lost))
 
@@ -87,7 +87,7 @@ def _message(ranks: Ranks, rank: int, operation: Operation, lost: Collection[int
 
 
 def has_come(ranks: Ranks, rank: int, operation: Operation) -> bool | None:
-    """Say whether the peer of a message has issued the other end and its device has come to it; None: not known."""
+    """Say whether the peer of a message issued the other end and its device reached it; None: not known."""
     came = is_met(ranks, rank, operation)
     if not came:
         return came

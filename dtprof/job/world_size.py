@@ -1,4 +1,4 @@
-"""The number of ranks of a job, from what its ranks declare.
+"""The number of ranks of a job, from the declarations of its ranks.
 
 Each rank declares the world size in the header of its log, once it has joined a group or knows it from its launcher.
 The rule, for records, live views and logs alike:

@@ -32,7 +32,7 @@ class Mismatch:
 
 
 class Comparison(Protocol):
-    """Compares what is new in the records."""
+    """Compares the new records."""
 
     def __call__(self, is_last: bool, /) -> Iterable[Mismatch]:
         """Return the newly detected mismatches; nothing comes after the last comparison."""
@@ -49,14 +49,14 @@ class Comparer:
         *,
         say: Callable[[str], None],
     ) -> None:
-        """Start at once. `make` is called in the thread: what it imports takes a moment."""
+        """Start at once. `make` is called in the thread: its imports take a moment."""
         self._make, self._records, self._folder, self._say = make, records, node_folder, say
         self._compares_last = False
         self._thread = LauncherThread(self._work, "comparer", niceness=NICENESS)
         self._thread.start()
 
     def stop(self, *, compares_last: bool) -> None:
-        """Compare what came since, where that is wanted, and stop."""
+        """Compare the newest records, where wanted, and stop."""
         self._compares_last = compares_last
         self._thread.stop(STOP_S)
         if compares_last and self._thread.is_alive():

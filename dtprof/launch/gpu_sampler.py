@@ -145,7 +145,7 @@ class Gpus:
         nvml.nvmlInit()
         self._devices: list[Device] = []
         self.problems: list[str] = []
-        """What of the devices cannot be sampled, a sentence each."""
+        """Device quantities that cannot be sampled, one sentence each."""
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
                 self._devices.append(Device(nvml, index))

@@ -27,7 +27,7 @@ STREAM = b'{"k":"stream"'
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the diagnosis says of a job that makes no progress."""
+    """Result of a diagnosis of a stalled job."""
 
     is_hang: bool
     text: str
@@ -37,7 +37,7 @@ class Verdict:
 
 
 class Diagnose(Protocol):
-    """Reads the run and says what holds it up."""
+    """Reads the run and diagnoses the stall."""
 
     def __call__(self, run: Path) -> Verdict:
         """Return the verdict; `is_hang` False where ranks only compute for long."""
@@ -124,7 +124,7 @@ class Watcher:
 
     @fenced("the last poll of the job's records", "failed")
     def poll_last(self) -> None:
-        """Poll when the job has ended: what happened since the last tick."""
+        """Poll once more after the job has ended: events since the last tick."""
         self._poll()
         self._report_truncated("recording stopped before the job ended; the run is marked truncated")
 
@@ -207,7 +207,7 @@ class Watcher:
 
 
 def _read(segment: Path, known: RankProgress) -> bool:
-    """Update what is known of a rank from its newest header; return whether it changed."""
+    """Update the known progress of a rank from its newest header; return whether it changed."""
     try:
         with segment.open("rb", buffering=0) as file:
             header = file.read(_READ)

@@ -1,4 +1,4 @@
-"""What the kernel's log says of processes that the OOM killer ended, where this user may read it."""
+"""Processes that the OOM killer ended, from the kernel's log, where this user may read it."""
 
 import os
 import re

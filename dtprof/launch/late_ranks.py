@@ -1,4 +1,4 @@
-"""Sample what a rank does that is late again and again, beside one that is on time, while the job runs.
+"""Sample the stacks of a rank that is late again and again, beside one that is on time, while the job runs.
 
 Lateness is seen in the records of this host's ranks: who comes last to operations that all have come to. Only where one
 rank does so repeatedly, at a notable cost, are two processes sampled, a few times in a job. What the late rank does
@@ -94,12 +94,12 @@ class Arrivals:
         return max(found, key=lambda pair: pair[0])[1] if found else None
 
     def forget(self) -> None:
-        """Judge by what comes from now on."""
+        """Judge by later records only."""
         self._complete.clear()
 
 
 def _judge(arrivals: list[dict[int, int]]) -> tuple[float, Lateness] | None:
-    """Return what of the time a late rank costs, and which it is."""
+    """Return the cost of the latest rank as a share of the time, and the rank."""
     if len(arrivals) < FEWEST:
         return None
     last: dict[int, list[int]] = {}
@@ -126,7 +126,7 @@ class Profile:
 
 
 def read_profile(text: str) -> Profile:
-    """Read what py-spy writes as `raw`: a stack a line, outermost frame first, and how often it was seen."""
+    """Read py-spy's `raw` format: one stack a line, outermost frame first, with its count."""
     lines: dict[tuple[str, int, str], Counter[tuple[str, str]]] = {}
     samples = 0
     for row in text.splitlines():
@@ -145,7 +145,7 @@ def read_profile(text: str) -> Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The line at which a late rank spends more of its time than one that is on time, and in what."""
+    """The line at which a late rank spends more of its time than one that is on time, and its activity there."""
 
     file: str
     line: int
@@ -179,7 +179,7 @@ def compare_profiles(late: Profile, on_time: Profile) -> Difference | None:
 
 
 def describe_work(difference: Difference, before: WorkCounters, after: WorkCounters) -> str:
-    """Say in words what a process does at a line."""
+    """Describe the activity of a process at a line."""
     if _LOADER in difference.inner_file:
         return "it waits for its data loader"
     if before.io_bytes is not None and after.io_bytes is not None:

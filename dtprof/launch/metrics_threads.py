@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PERIOD_S = 15.0
 EARLY_PERIOD_S, EARLY_LOOKS = 1.0, 30
-"""At the beginning, so that what starts is soon seen to start."""
+"""Polling interval at the beginning: ranks appear soon after they start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ NO_METRICS = MetricsSettings()
 
 
 class Metrics:
-    """Follows the ranks of this node and tells what there is anew each period, until it is stopped."""
+    """Follows the ranks of this node and publishes new metrics each period, until it is stopped."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Metrics:
         *,
         say: Callable[[str], None],
     ) -> "Metrics":
-        """Start what was asked for; where that cannot be had, say why, and let the job go on without it."""
+        """Start the requested exposition; where it cannot start, print the reason, and let the job go on without it."""
         return cls(follower.subscribe(), state, server=_serve(chosen, say), file=_keep(chosen, say))
 
     def stop(self) -> None:

@@ -224,7 +224,7 @@ def _copy_nodes(run: NodeRun, output: Path, *, is_first: bool) -> list[str]:
 
 
 def _forget_offsets(file: Path) -> bool:
-    """Reduce a clock file to that of a host that was not measured; say whether it held measurements."""
+    """Reduce a clock file to that of a host without measurements; say whether it held any."""
     owner, was_measured = None, False
     for line in file.read_bytes().splitlines():
         try:

@@ -21,7 +21,7 @@ from dtprof.launch.work_counters import WorkCounters, read_work_counters
 from dtprof.records import paths, writer
 
 WINDOW_S = 0.5
-"""Time over which work is counted, between the first and the second look at a process."""
+"""Time between the two samples of a process over which its work is counted."""
 DUMP_TIMEOUT_S = 10
 TRIES, PAUSE_S = 3, (0.05, 0.2)
 """Attempts for a refused stack, and the pause between them; pauses are random, or all would collide again."""
@@ -85,7 +85,7 @@ def _is_busy(facts: Mapping[str, Any]) -> bool:
 
 
 def _work_between(before: WorkCounters, after: WorkCounters) -> dict[str, float | int | None]:
-    """Return what a process did over the window."""
+    """Return the work of a process over the window."""
 
     def difference(a: float | None, b: float | None) -> float | None:
         return None if a is None or b is None else b - a
@@ -103,7 +103,7 @@ def _work_between(before: WorkCounters, after: WorkCounters) -> dict[str, float 
 
 
 def _python_state(before: Any, after: Any) -> PythonState | None:
-    """Return what became of the main thread between two dumps with local variables."""
+    """Return the change of the main thread between two dumps with local variables."""
     old, new = _main_thread(before), _main_thread(after)
     if old is None or new is None:
         return None

@@ -1,4 +1,4 @@
-"""What a process has done so far, as the kernel counts it: two readings show whether it worked in between."""
+"""Work counters of a process from the kernel: two readings show whether it worked in between."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -112,7 +112,7 @@ def called_at(token: Token, place: Place, conditions: tuple[Condition, ...]) -> 
 
 
 def raises_on_some_ranks(node: ast.Raise, conditions: tuple[Condition, ...]) -> bool:
-    """Say whether a raise is meant for some ranks: it stands directly under a condition on the rank.
+    """Say whether a raise is meant for some ranks: it is directly under a condition on the rank.
 
     Every other raise refuses wrong arguments, which all ranks share.
     """

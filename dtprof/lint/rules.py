@@ -1,4 +1,4 @@
-"""Findings from divergences between ranks: what is wrong, why, and what to do."""
+"""Findings from divergences between ranks: the fault, its consequence, and the advice."""
 
 import ast
 from collections.abc import Iterator

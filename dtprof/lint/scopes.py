@@ -86,7 +86,7 @@ class Scope:
         return None if dotted is None else self._program.origin(dotted)
 
     def target(self, call: ast.Call) -> Function | None:
-        """Return the called function if it stands in the files."""
+        """Return the called function if the linted files define it."""
         func = call.func
         if isinstance(func, ast.Name):
             scope: Scope | None = self

@@ -55,7 +55,7 @@ class Sequences:
         return frozenset(found)
 
     def issued(self, function: Function) -> Tokens:
-        """Return what a function issues for its callers: on rank 0, or on rank 1 if rank 0 issues nothing."""
+        """Return the operations a function issues for its callers: on rank 0, or on rank 1 if rank 0 issues none."""
         if function in self._issued:
             return self._issued[function]
         if function in self._running or function not in self.issuing:
@@ -99,7 +99,7 @@ class Sequences:
         return scope is not None and id(node) in scope.tests and scope.tests[id(node)].splits
 
     def raises_by_rank(self, function: Function, node: ast.If) -> bool:
-        """Say whether a raise that stands alone under a condition counts as one of some ranks."""
+        """Say whether a raise alone under a condition counts as one of some ranks."""
         scope = self._scopes.known(function)
         value = scope.tests.get(id(node)) if scope is not None else None
         return value is not None and value.splits and not (value.assumed or value.of_data)
@@ -122,7 +122,7 @@ class Sequences:
         return not calls
 
     def of_rank(self, function: Function, rank: int) -> Tokens:
-        """Return what one rank issues in a function.
+        """Return the operations that one rank issues in a function.
 
         Raises:
             TooLargeError: it has too many paths.
@@ -140,7 +140,7 @@ class Sequences:
         return walker.block(function.body, 0, tuple, conditions, in_loop=False)
 
     def handlers(self, function: Function) -> Iterator[tuple[ast.Try | ast.TryStar, ast.ExceptHandler | None, Tokens]]:
-        """Yield what a function issues in its exception handlers and, with None as handler, in its finally blocks."""
+        """Yield the operations of a function in its exception handlers and, with None as handler, in finally blocks."""
         scope = self._scopes.known(function)
         if scope is None:
             return

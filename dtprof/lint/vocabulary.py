@@ -143,7 +143,7 @@ CHECKPOINT_HOMES = ("torch.distributed.checkpoint",)
 
 @dataclass(frozen=True)
 class Called:
-    """The collective that a function issues, and where its group stands."""
+    """The collective that a function issues, and the position of its group argument."""
 
     op: str
     group_at: int | None  # among the positional arguments; None: no such argument

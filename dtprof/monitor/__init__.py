@@ -1,1 +1,1 @@
-"""A running job: its newest steps as analysis sees a run, what every rank does now, and the views that show it."""
+"""A running job: its newest steps as analysis reads a run, the activity of every rank, and the views on both."""

@@ -1,4 +1,4 @@
-"""Operations of a running rank that are issued and not completed on its device, from what its records gain.
+"""Operations of a running rank that are issued and not completed on its device, from its new records.
 
 The record of an operation settles when its call has returned; when its device completes it, another record says.
 """
@@ -13,13 +13,13 @@ from dtprof.records.tables import OPERATION, Array, join, select
 MAX_OPEN = 4096
 """Operations of a rank that are kept as open, the newest."""
 LEFT_BEHIND = 2
-"""Steps that a device has gone on by, after which it is never known to complete what came before."""
+"""Steps of a device after which it is never known to complete earlier operations."""
 Keys = npt.NDArray[np.uint64]
 _NO_KEYS: Keys = np.zeros(0, np.uint64)
 
 
 class OpenDeviceOperations:
-    """Keeps what the device of one rank has still to complete."""
+    """Keeps the operations that the device of one rank has still to complete."""
 
     def __init__(self) -> None:
         """Know of no operation."""
@@ -56,7 +56,7 @@ class OpenDeviceOperations:
         return select(open_rows, np.argsort(open_rows["issued_ns"], kind="stable"))
 
     def front(self, rows: Array) -> Array:
-        """Return the first of these operations that the device has begun, or of those that it has not; at most one."""
+        """Return the first of these operations that the device started, else the first it did not; at most one."""
         begun = rows[np.isin(_row_keys(rows), self._begun)]
         return (begun if len(begun) else rows)[:1]
 

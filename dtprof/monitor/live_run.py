@@ -24,7 +24,7 @@ MAX_ROWS = 1 << 20
 MIN_ROWS = 1 << 10
 """Records kept of each rank, however many ranks there are."""
 MAX_CONSUMED = 1 << 10
-"""Samples of what a rank consumes that are kept beside those of its newest steps."""
+"""Samples of the consumption of a rank that are kept beside those of its newest steps."""
 LEFT_BEHIND = 2
 """Steps after which an operation that has not completed is assumed to be unwaited."""
 _NO_OPERATIONS, _NO_SPANS = np.zeros(0, tables.OPERATION), np.zeros(0, tables.SPAN)
@@ -58,7 +58,7 @@ class _Rows:
         self.take(rows)
 
     def since(self, first: int) -> "_Rows":
-        """Return the rows of a step and of later ones; what is taken in later does not change them."""
+        """Return the rows of a step and of later ones; later additions do not change them."""
         found = _Rows()
         begin = bisect.bisect_left(self.newest, first)  # what came before holds none of these steps
         for rows in self.parts[begin:]:
@@ -67,14 +67,14 @@ class _Rows:
         return found
 
     def copy(self) -> "_Rows":
-        """Return the same rows; what is taken in later does not change them."""
+        """Return the same rows; later additions do not change them."""
         found = _Rows()
         found.parts, found.newest, found.count = [*self.parts], [*self.newest], self.count
         return found
 
 
 class _Recent:
-    """What is kept of one rank."""
+    """The kept records of one rank."""
 
     def __init__(self, growth: Growth) -> None:
         self.growth = growth
@@ -88,7 +88,7 @@ class _Recent:
         return sum(rows.count for rows in self.tables)
 
     def take(self, growth: Growth) -> None:
-        """Take in what the rank has gained."""
+        """Add the new records of the rank."""
         self.growth = growth
         found = growth.tables
         for rows, gained in zip(self.tables, (found.operations, found.spans, found.samples), strict=True):
@@ -109,7 +109,7 @@ class _Recent:
                 rows.replace(select(kept, kept["step"] >= step))
 
     def halve(self) -> None:
-        """Drop the older half of what there is."""
+        """Drop the older half of the rows."""
         for rows in self.tables:
             if rows.parts:
                 kept = join(rows.parts)
@@ -126,7 +126,7 @@ class _Recent:
         return int(pending.min()) if len(pending) else None
 
     def frozen(self, first: int | None) -> "_Recent":
-        """Return what is kept, or that of a step and of later ones; what this one takes in later does not change it."""
+        """Return the kept records, or those from a step on; later additions do not change them."""
         found = copy.copy(self)
         if first is None:
             operations, spans, samples = (rows.copy() for rows in self.tables)
@@ -137,7 +137,7 @@ class _Recent:
         return found
 
     def as_rank(self) -> RankTables:
-        """Return what is kept, with what is still open."""
+        """Return the kept records, with the open ones."""
         growth, (operations, spans, samples) = self.growth, self.tables
         return dataclasses.replace(
             growth.tables,
@@ -149,7 +149,7 @@ class _Recent:
 
 
 def _stamp(run: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return what changes when something is written to a run beside the records; nothing where there is no run.
+    """Return the state of a run beside its records, which changes with each write; nothing where there is no run.
 
     To read all that anew at every poll costs far more than to ask whether it has changed.
     """
@@ -175,7 +175,7 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 
 class LiveWindow:
-    """The newest steps of a run; what an earlier poll has given may have been dropped by a later one."""
+    """The newest steps of a run; a poll may drop records of an earlier one."""
 
     def __init__(self, run: Path, *, max_steps: int = MAX_STEPS, max_rows: int = MAX_ROWS) -> None:
         """Follow a run directory.
@@ -199,7 +199,7 @@ class LiveWindow:
         self._loaded: dict[int, RankTables] | None = None  # of a window that does not change: read more than once
 
     def poll(self) -> dict[int, Growth]:
-        """Take in what came since the last poll; return what each rank has gained.
+        """Add the records since the last poll; return the new ones of each rank.
 
         Raises:
             NotARunError: the run has been moved or deleted.
@@ -221,7 +221,7 @@ class LiveWindow:
         self._follower.close()
 
     def frozen(self, *, first: int | None = None) -> "LiveWindow":
-        """Return what is kept as it is now: it may be read while this one polls, and never polls.
+        """Return the records as they are now: readable while this run polls; the copy never polls.
 
         Parameters:
             first: the step from which on records are kept; None: all.
@@ -260,7 +260,7 @@ class LiveWindow:
 
     @property
     def manifest(self) -> Manifest:
-        """What is known of the job as a whole."""
+        """The known facts of the job as a whole."""
         return self._opened.manifest
 
     @property
@@ -280,7 +280,7 @@ class LiveWindow:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read, a sentence each."""
+        """Unreadable parts of the run, one sentence each."""
         return (*self._opened.problems, *self._follower.problems.values())
 
     @property
@@ -338,7 +338,7 @@ class LiveWindow:
         return max(MIN_ROWS, self._max_rows // max(1, num_ranks))
 
     def _drop(self) -> None:
-        """Drop the oldest steps, of all ranks alike, and what is beyond the room of each rank."""
+        """Drop the oldest steps, of all ranks alike, and records beyond the room of each rank."""
         first = self.first_step
         room = self._room(len(self._recent))
         for recent in self._recent.values():

@@ -17,5 +17,5 @@ class PollingInterval:
         return self._clock() >= self._due
 
     def charge(self, took_s: float, *, since: float | None = None) -> None:
-        """Tell what the work that has just ended took; the interval runs from now, or from when the work began."""
+        """Report the duration of the last work; the interval runs from now, or from the begin of the work."""
         self._due = (self._clock() if since is None else since) + max(self._every_s, took_s / self._share)

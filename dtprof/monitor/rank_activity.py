@@ -1,4 +1,4 @@
-"""What each rank of a running job does at this moment, from its newest records."""
+"""The activity of each rank of a running job at this moment, from its newest records."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from dtprof.records.tables import Array, ProcessExit, RankTables
 
 RUNNING = "running"
 MEMORY_SAMPLES = (events.CUDA_ALLOCATED_BYTES, events.RSS_BYTES)
-"""What stands for the memory of a rank: the first of these that is sampled."""
+"""Samples that may give the memory of a rank; the first one that is sampled does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class RankActivity:
 
 
 class RankActivities:
-    """Keeps what is known of every rank between polls."""
+    """Keeps the known state of every rank between polls."""
 
     def __init__(self) -> None:
         """Know no rank."""
@@ -147,7 +147,7 @@ class RankActivities:
 
 
 def _doing(growth: Growth) -> tuple[str, bool, str, int]:
-    """Return what a rank is inside of, whether that blocks it, its line, and since when; 0 where it is in nothing."""
+    """Return the innermost activity of a rank, whether it blocks, its line, and its begin; 0 where there is none."""
     known, open_ = growth.tables, growth.open_operations
     inside = (open_["state"] == schema.STATE["issued"]) | (
         (open_["state"] == schema.STATE["returned"]) & (open_["waits"] > 0)
@@ -161,7 +161,7 @@ def _doing(growth: Growth) -> tuple[str, bool, str, int]:
 
 
 def _in_operation(row: Array, known: RankTables, where: str = "") -> tuple[str, bool, str, int]:
-    """Return that a rank is held up in an operation, at its line, since it issued it."""
+    """Return that an operation blocks a rank, at its line, since it was issued."""
     name = f"{_name_operation(row, known)}{where}"
     return name, True, _name_site(int(row["site"]), known), int(row["issued_ns"])
 

@@ -1,4 +1,4 @@
-"""A running job under watch: what its ranks do now, the summary of its newest steps, and what is wrong."""
+"""A running job under watch: the activity of its ranks, the summary of its newest steps, and its verdict."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ SUMMARY_SHARE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class JobSnapshot:
-    """What one poll gives."""
+    """The result of one poll."""
 
     ranks: Sequence[RankActivity]
     summary: Summary | None  # of the newest steps; None before the first
@@ -175,7 +175,7 @@ class Monitor:
 
 
 def tell_damage(job_problem: str) -> str:
-    """Say what is wrong with the run.json of a run, and what to do."""
+    """Name the fault of the run.json of a run, and the remedy."""
     return (
         f"{job_problem}; expected the JSON object that `dtprof run` writes: put it back, or go by what the ranks "
         "recorded"

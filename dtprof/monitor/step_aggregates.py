@@ -1,4 +1,4 @@
-"""Figures of the newest steps, kept up as steps end: what has been summed up is not read again.
+"""Figures of the newest steps, updated as steps end: no step is summed twice.
 
 Steps that every rank has ended since the last time are one fold: the records of these steps alone are surveyed and
 reduced, by the functions that do it for a finished run. A summary is stated from the sums of all folds. It equals that
@@ -81,7 +81,7 @@ class StepAggregates:
     """Sums up the newest steps of a run, each once."""
 
     def __init__(self, *, max_steps: int = MAX_STEPS) -> None:
-        """Keep so many steps at least, and what was summed up together with the oldest of them."""
+        """Keep at least so many steps, and the sums made together with the oldest of them."""
         self._max_steps = max_steps
         self._attempt = -1
         self._folds: list[_Fold] = []

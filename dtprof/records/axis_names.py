@@ -32,12 +32,12 @@ _BY_NAME = {
 }
 _AXES = {"dp", "tp", "pp", "cp", "ep", "sp", "fsdp", "ddp", "hsdp", "dp_replicate", "dp_shard"}
 KNOWN_AXES = frozenset((*_AXES, *_BY_NAME.values()))
-"""Axes of which it is known what their ranks share; a mesh may have dimensions of any other name."""
+"""Axes whose ranks are known to share data or not; a mesh may have dimensions of any other name."""
 _MESH = "mesh_"
 
 
 def axis_of(name: str) -> str | None:
-    """Return the axis that a group's description, or a framework's name for the group, stands for; None: it names none.
+    """Return the axis that a group's description, or a framework's name for the group, means; None: no axis.
 
     DeviceMesh writes `mesh_NAME`, Megatron `TENSOR_MODEL_PARALLEL_GROUP`, DeepSpeed `_EXPERT_PARALLEL_GROUP`.
     """
@@ -50,6 +50,6 @@ def axis_of(name: str) -> str | None:
 
 
 def canonical_axis(dimension: str) -> str:
-    """Return the axis that a dimension of a mesh stands for; a name that stands for none as it is."""
+    """Return the axis of a dimension of a mesh; an unknown name unchanged."""
     plain = dimension.lower()
     return plain if plain in _AXES else _BY_NAME.get(plain, dimension)

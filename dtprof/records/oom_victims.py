@@ -16,7 +16,7 @@ class OomVictim:
 
 
 def read_oom_victims(rows: Any) -> Iterator[OomVictim]:
-    """Give the victims in an entry of run.json; what is none is left out."""
+    """Give the victims in an entry of run.json; invalid entries are omitted."""
     for row in rows if isinstance(rows, list) else ():
         try:
             yield OomVictim(

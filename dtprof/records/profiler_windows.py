@@ -1,4 +1,4 @@
-"""What a window of torch.profiler that a rank has taken holds: its operations, and what took the time."""
+"""A torch.profiler window of a rank: its operations, and the kernels and operators by time."""
 
 from dataclasses import dataclass, field
 

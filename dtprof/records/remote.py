@@ -1,4 +1,4 @@
-"""Runs at a URL that fsspec can read: a copy of what is needed is kept in the user's cache folder.
+"""Runs at a URL that fsspec can read: the needed files are copied to the user's cache folder.
 
 A file is fetched again when its size or its stamp at the source has changed. A copy that was not used for KEPT_S goes
 when another run is fetched. Several processes may fetch into one copy.
@@ -28,9 +28,9 @@ from dtprof.records.file_copies import dig_hole
 LOCAL = ("file", "local")
 KEPT_S = 7 * 86_400
 LEFT_OUT = re.compile(r"trace/.*|report\.html|.*\.part")
-"""What no command reads from a run."""
+"""Files of a run that no command reads."""
 STAMPS = ("ETag", "etag", "md5Hash", "md5", "mtime", "LastModified", "last_modified", "updated", "created")
-"""Under which names file systems tell what changes with a file; the first that is there counts."""
+"""Keys under which file systems report a file's version; the first one present counts."""
 _URL = re.compile(r"(?P<chain>(?:[a-z0-9+]+::)*)(?P<scheme>[a-z][a-z0-9+]+):/+(?P<rest>.*)", re.DOTALL)
 
 
@@ -61,7 +61,7 @@ def named(path: Path) -> str:
 
 
 def folder_here(path: Path, *, purpose: str) -> Path:
-    """Return the folder that a path or a `file://` URL names, for what is no use with a copy.
+    """Return the folder of a path or a `file://` URL, for commands that cannot use a copy.
 
     Raises:
         UsageError: it is another URL.
@@ -167,7 +167,7 @@ def find_files(url: str) -> RemoteFiles:
 
 
 def _forget_others(remote: RemoteFiles) -> None:
-    """Delete copies of what is no longer at the source."""
+    """Delete copies of files that are no longer at the source."""
     for entry in remote.place.iterdir():
         if entry.name not in remote.files and entry.is_file() and entry.suffix != ".part":
             entry.unlink(missing_ok=True)
@@ -203,7 +203,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _translated(url: str) -> Iterator[None]:
-    """Say in our words what a file system complains of; those of others raise what they like."""
+    """Translate an error of a file system into our words; other errors pass."""
     try:
         yield
     except MissingDependencyError:

@@ -1,4 +1,4 @@
-"""Ranks that are read once, for what looks through all of a run several times in one process."""
+"""Ranks that are read once, for commands that go through a run several times in one process."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ MOST_BYTES = 256 << 20
 
 @dataclass(kw_only=True)
 class RankCache:
-    """Ranks as they were read first, shared by all parts of a run: what a running job adds later is not seen."""
+    """Ranks as first read, shared by all parts of a run: later additions of a running job are not seen."""
 
     tables: dict[int, RankTables] = field(default_factory=dict)
     num_bytes: int = 0

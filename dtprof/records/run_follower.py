@@ -1,4 +1,4 @@
-"""Follow a run while it is written: what each rank's log has gained since the last poll.
+"""Follow a run while it is written: the new records of each rank since the last poll.
 
 A poll reads only what is new and what had not settled. Records are completed in place: one has settled when nothing
 will be written to it any more, as far as the records show. Each is given once as settled; until then it is among the
@@ -48,7 +48,7 @@ class Growth:
 
 
 def with_open(growth: Growth) -> RankTables:
-    """Return what has settled and, of a job that has ended, the operations that nobody waited for."""
+    """Return the settled operations and, of a job that has ended, those that nobody waited for."""
     left = growth.open_operations[growth.open_operations["state"] != schema.STATE["issued"]]
     return replace(growth.tables, operations=join([growth.tables.operations, left]))
 
@@ -93,7 +93,7 @@ class LogFollower:
         self._names: dict[str, Any] = {}
 
     def read(self) -> tuple[ShortLog, ShortLog]:
-        """Read what there is since the last poll: what has settled and what is open, as it lies in the segments.
+        """Read the records since the last poll, settled and open, as they are in the segments.
 
         Raises:
             NewerFormatError: the log was written by a newer dtprof.
@@ -112,7 +112,7 @@ class LogFollower:
         return settled, unsettled
 
     def grow(self, settled: Records, unsettled: Records) -> Growth:
-        """Return what was read last, given its records."""
+        """Return the last read, given its records."""
         operations, spans, samples, _, intervals = settled.joined()
         open_operations, open_spans, _, _, open_intervals = unsettled.joined()
         return Growth(
@@ -164,7 +164,7 @@ class LogFollower:
         return True
 
     def _read_windows(self, settled: ShortLog) -> ShortLog:
-        """Add what has settled, note the newest that is new; return what is open."""
+        """Add the settled records, note the newest new one; return the open ones."""
         kept, unsettled = [], ShortLog()
         for at, window in enumerate(self._windows):
             rows = window.read()
@@ -280,7 +280,7 @@ class RunFollower:
         """Ranks that cannot be followed, and why."""
 
     def poll(self) -> dict[int, Growth]:
-        """Return what each rank has gained since the last poll, by rank; a rank with a new attempt begins anew."""
+        """Return the new records since the last poll, by rank; a new attempt of a rank begins anew."""
         self._find_ranks()
         self._from_end = False
         growths: dict[int, Growth] = {}
@@ -362,7 +362,7 @@ class _Read(NamedTuple):
 
 
 def _grow(read: Sequence[_Read]) -> dict[int, Growth]:
-    """Return what ranks have gained; of few records each they are decoded together."""
+    """Return the new records of ranks; of few records each they are decoded together."""
     found = iter(decode_each([log for one in read for log in (one.settled, one.unsettled)]))
     return {one.rank: one.log.grow(next(found), next(found)) for one in read}
 

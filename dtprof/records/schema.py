@@ -21,14 +21,14 @@ RECORD_SIZE = 64
 SEGMENT_SIZE = 4 * 1024 * 1024
 SEGMENT_CAPACITY = (SEGMENT_SIZE - HEADER_SIZE) // RECORD_SIZE
 MAX_TABLE_ENTRIES = 65_535
-"""Entries a rank may declare per string table; what comes after shares the last id."""
+"""Entries a rank may declare per string table; later ones share the last id."""
 FIRST_LABELLED_SITE = 0x80000000
 """Ids of sites with a label count from here, those without from 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """One field of a binary structure: where it lies, how it is coded, what it means."""
+    """One field of a binary structure: its offset, coding and meaning."""
 
     name: str
     code: str
@@ -369,7 +369,7 @@ def unpack_header(head: bytes) -> dict[str, Any]:
 
 
 def pack_header(**values: int | str | bytes) -> bytes:
-    """Return the header of a segment: what all have in common, with these fields; texts are cut to their room.
+    """Return the header of a segment: the common fields, and these; texts are cut to their room.
 
     Raises:
         struct.error: a number has no room in its field.

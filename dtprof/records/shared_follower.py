@@ -68,12 +68,12 @@ class Subscription:
         self._take, self._leave = take, leave
 
     def take(self) -> "Iterator[tuple[Growths, bool]]":
-        """Give what ranks have gained since the last time, part by part, each with whether it is the last."""
+        """Give the new records of ranks since the last call, part by part, each with whether it is the last."""
         is_last = False
         while not is_last:
             growths, is_last = self._take()
             yield growths, is_last
 
     def close(self) -> None:
-        """Take no more: else what others read would be kept for ever."""
+        """Unsubscribe: else the records that others read would be kept for ever."""
         self._leave()

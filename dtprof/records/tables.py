@@ -73,7 +73,7 @@ OPERATIONS = (
         name="device_ns", unit="ns", exported="how long it took on its device; masked: not known", unknown=UNKNOWN_NS
     ),
 )
-"""Ids are indexes or keys of what RankTables holds: op of ops, thread of threads, group of groups, site of sites."""
+"""Ids are indexes or keys of RankTables: op of ops, thread of threads, group of groups, site of sites."""
 SPANS = (
     replace(_FIELDS["op"], exported="phase or pipeline action", exported_as="phase"),
     *(_FIELDS[name] for name in ("state", "flags", "thread", "site", "step")),
@@ -101,7 +101,7 @@ DEVICE_INTERVALS = (
     TableColumn(name="host_end_ns", unit="ns", unknown=UNKNOWN_NS),  # waits and phases: when the host was at the end
     TableColumn(name="row", unknown=-1),  # in RankTables.operations: the operation, or the one waited for
 )
-"""What devices did and when: operations, waits of streams, phases on the stream that was current.
+"""Device times: operations, waits of streams, phases on the stream that was current.
 
 `kind` is one of schema.KIND's device kinds, `flags` are schema.DEVICE_FLAG. An operation that has the flag `followed`
 and no row here had not been started by its device.

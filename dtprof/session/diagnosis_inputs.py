@@ -1,4 +1,4 @@
-"""What the paths given to `dtprof diagnose` are, by their content: runs, Flight Recorder dumps, plain logs."""
+"""Kinds of the paths given to `dtprof diagnose`, by their content: runs, Flight Recorder dumps, plain logs."""
 
 import json
 import shlex
@@ -26,7 +26,7 @@ class Inputs:
 
 
 def sort_inputs(given: Iterable[Path]) -> Inputs:
-    """Find out what every path is; files of directories that are no runs are looked at one by one.
+    """Classify every path; files of directories that are no runs are classified one by one.
 
     Raises:
         MissingDependencyError: a package that a URL needs is not installed.
@@ -95,7 +95,7 @@ def _refuse_part_of_a_run(path: Path) -> None:
 
 
 def _refuse_imported_dumps(path: Path) -> None:
-    """Refuse a run made of Flight Recorder dumps: it holds what a summary needs, not how the job stood.
+    """Refuse a run made of Flight Recorder dumps: it holds the input of a summary, not the state of the job.
 
     Raises:
         NotARunError: it is one.

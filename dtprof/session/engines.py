@@ -113,7 +113,7 @@ def at_hand(run: "Run", executor: "Executor") -> "Run":
 
 @contextmanager
 def beside(executor: "Executor", work: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
-    """Begin work that an executor does most of, while this process goes on; give what waits for its result.
+    """Start work that an executor mostly does, while this process goes on; return the function that waits for it.
 
     Without workers it is done in this process, once somebody asks for its result.
     """

@@ -67,7 +67,7 @@ def diagnose_logs(paths: Iterable[Path]) -> "Verdict":
 
 
 def _diagnose_attempts(earlier: "Sequence[JobState]", sources: "Sequence[JobState]") -> "Verdict":
-    """Return the verdict on what the sources tell together, with what the attempts before it add."""
+    """Return the verdict on the merged sources, with evidence from earlier attempts."""
     from dtprof.diagnosis.attempts import judge, remember
     from dtprof.diagnosis.source_merging import merge
 

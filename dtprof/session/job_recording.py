@@ -35,7 +35,7 @@ def record_job(command: Sequence[str], settings: job_launch.JobSettings) -> int:
 
 
 def compare_while_running(records: "Subscription") -> comparison_thread.Comparison:
-    """Return what compares the new records of the ranks of this host, and yields mismatched operations."""
+    """Return the function that compares new records of the ranks of this host, and yields mismatched operations."""
     from dtprof.diagnosis.findings import Verdict
     from dtprof.diagnosis.live_comparison import LiveComparison
     from dtprof.diagnosis.reported_mismatches import MismatchKey
@@ -78,7 +78,7 @@ def diagnose_stalled(run: Path) -> hang_watcher.Verdict:
 
 @fenced("the closing note", "is not printed")
 def _print_end(run: Path, end: job_launch.JobEnd) -> None:
-    """Say on stderr where the run lies, who is missing from it, and what to type next."""
+    """Print on stderr the path of the run, the missing ranks, and the next command."""
     from dtprof.diagnosis.findings import rank_list
     from dtprof.job.world_size import read_world_size
     from dtprof.records.reader import open_run

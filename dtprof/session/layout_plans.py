@@ -1,4 +1,4 @@
-"""Plan layouts of a model on a cluster, from what is given and what runs measured."""
+"""Plan layouts of a model on a cluster, from options and measured runs."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _SIZES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2.0**10, "MIB": 2.
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What is asked for, as it is typed."""
+    """The options of a plan, as typed."""
 
     texts: Mapping[str, str | None]  # by option
     config: Path | None = None

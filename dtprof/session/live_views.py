@@ -15,7 +15,7 @@ TICK_S = 0.5
 
 
 def watch_on_terminal(path: Path, *, once: bool) -> bool:
-    """Show what the ranks of a run do until the job has ended or the user leaves; say whether it ended well.
+    """Show the activity of ranks until the job has ended or the user leaves; say whether it ended well.
 
     Parameters:
         once: print one screen; so it is where stdout cannot be redrawn.
@@ -65,7 +65,7 @@ def serve_pages(
     from dtprof.session.run_diagnosis import diagnose_run
 
     class CalmServer(uvicorn.Server):
-        """Wakes seldom while nobody asks: uvicorn wakes ten times a second, a tenth of what watching costs."""
+        """Wakes seldom without requests: uvicorn wakes ten times a second, a tenth of the cost of watching."""
 
         async def main_loop(self) -> None:
             while not self.should_exit:

@@ -10,7 +10,7 @@ from dtprof.session.engines import IN_THIS_PROCESS, open_run
 
 
 def gather_folders(folders: Sequence[Path], output: Path, *, force: bool) -> Gathered:
-    """Join run directories into `output`; return what is missing.
+    """Join run directories into `output`; return the missing parts.
 
     Raises:
         NotARunError: a folder holds no run that can be read.

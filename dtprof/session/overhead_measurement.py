@@ -1,4 +1,4 @@
-"""Measure what recording adds to a command: bare and recorded runs of it in turn."""
+"""Measure the overhead of recording a command: bare and recorded runs of it in turn."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from dtprof.session.engines import IN_THIS_PROCESS, open_run
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredOverhead:
-    """What recording added to a command, on which machine."""
+    """The overhead of recording a command, and the machine."""
 
     pairs: overhead_pairs.OverheadResult
     self_reported: Overhead | None  # what the newest recorded run counted itself; None: nothing was recorded

@@ -27,7 +27,7 @@ def export_run(
     steps: tuple[int, int] | None = None,
     force: bool = False,
 ) -> list[str]:
-    """Write a run to `output`, which appears once all is written; return remarks on what is left out.
+    """Write a run to `output`, which appears once all is written; return remarks on omitted parts.
 
     Parameters:
         kind: of FORMATS.
@@ -54,7 +54,7 @@ def write_run(
     suffix: str = "",
     engine: Engine = IN_THIS_PROCESS,
 ) -> list[str]:
-    """Write a run in one format; return remarks on what is left out.
+    """Write a run in one format; return remarks on omitted parts.
 
     Parameters:
         suffix: what the name that the user gave ends with.
@@ -83,7 +83,7 @@ def write_opened(
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What to write, where."""
+    """The exported parts, and the output path."""
 
     run: "Run"
     kind: str
@@ -93,7 +93,7 @@ class _Job:
     executor: "Executor"
 
     def detail(self) -> "RunDetail":
-        """Read what traces show of a run."""
+        """Read the parts of a run that traces show."""
         from dtprof.analysis.timeline.operation_detail import read_detail
 
         return read_detail(self.run, self.executor)
@@ -158,7 +158,7 @@ def _write_tables(job: _Job) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Format:
-    """One format: what writes it, whether it is a folder, and whether steps of it can be chosen."""
+    """One format: its writer, whether it is a folder, and whether steps of it can be chosen."""
 
     write: Callable[[_Job], list[str]]
     is_folder: bool = False
@@ -177,7 +177,7 @@ FORMATS = {
 TRACES = tuple(name for name, export in FORMATS.items() if export.is_trace)
 FOLDERS = tuple(name for name, export in FORMATS.items() if export.is_folder)
 ARCHIVE = ".tar"
-"""What a path ends in where Perfetto is to get an archive of one trace a host."""
+"""Suffixes of paths where Perfetto gets an archive of one trace a host."""
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def _replacing(path: Path, *, folder: bool, force: bool) -> Iterator[Path]:
 
 
 def _is_export(folder: Path) -> bool:
-    """Say whether a folder holds nothing but what an export writes."""
+    """Say whether a folder holds nothing but the files of an export."""
     suffixes = (".parquet", ".csv", ".pt.trace.json.gz")
     return all(
         file.name in ("schema.json", "dtprof.json")

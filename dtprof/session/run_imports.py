@@ -1,4 +1,4 @@
-"""Convert what other tools recorded into a run."""
+"""Convert recordings of other tools into a run."""
 
 from collections.abc import Sequence
 from pathlib import Path

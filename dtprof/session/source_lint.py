@@ -11,7 +11,7 @@ from dtprof.session.engines import IN_THIS_PROCESS, open_run
 
 
 def lint_sources(paths: Sequence[Path], *, run_directory: Path | None = None) -> LintResult:
-    """Lint files and folders; what the ranks of a run issued confirms or clears each finding.
+    """Lint files and folders; the operations of a run confirm or clear each finding.
 
     Raises:
         UsageError: there is no Python file.
@@ -24,7 +24,7 @@ def lint_sources(paths: Sequence[Path], *, run_directory: Path | None = None) ->
 
 
 def _group_calls(path: Path) -> list[GroupCalls]:
-    """Return what the ranks of a run called in each group, in order."""
+    """Return the calls of the ranks of a run in each group, in order."""
     # Without a run, lint needs no numpy.
     from dtprof.diagnosis.sources.recorded_ranks import without_refused
     from dtprof.records import schema

@@ -62,7 +62,7 @@ def view_run(path: Path, engine: Engine, *, port: int, announce: Callable[[str, 
 def write_logs(
     run: "Run", folder: Path, executor: "Executor", *, steps: tuple[int, int] | None = None
 ) -> "tuple[ScalarLogs, list[str]]":
-    """Write the log directory of a run; return the logs, to which steps can be added, and what was left out.
+    """Write the log directory of a run; return the logs, to which steps can be added, and remarks on omitted parts.
 
     While workers look at the ranks and sum them up, this process reads what the verdict needs of them.
     """
@@ -151,7 +151,7 @@ def refuse_taken_port(port: int) -> None:
 
 @contextmanager
 def _following(run_directory: Path, logs: "ScalarLogs", *, live: bool) -> Iterator[None]:
-    """Add what a running job comes to, on a thread of its own, until the block ends; then close the logs."""
+    """Add new steps of a running job, on a thread of its own, until the block ends; then close the logs."""
     ended = threading.Event()
     thread = threading.Thread(target=follow, args=(run_directory, logs, ended), name="follow", daemon=True)
     if live:

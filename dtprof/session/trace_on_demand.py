@@ -91,7 +91,7 @@ def _running(run: Run, ranks: Sequence[int]) -> list[_Asked]:
 
 
 def _withdraw(asked: Sequence[_Asked]) -> set[int]:
-    """Take back what has not been taken; return of which ranks."""
+    """Withdraw requests that are not yet taken; return their ranks."""
     return {rank.rank for rank in asked if trace_requests.withdraw(rank.folder)}
 
 

@@ -68,7 +68,7 @@ def list_windows(path: Path, engine: Engine, *, ranks: str = "") -> RunWindows:
 def take_windows(
     path: Path, engine: Engine, *, ranks: str = "", steps: int, memory: bool, timeout_s: float
 ) -> RunWindows:
-    """Have the ranks of a running job on this host take a window of `steps`, or a snapshot, and read what they took.
+    """Have the ranks of a running job on this host take a window of `steps`, or a snapshot, and read it.
 
     Raises:
         UsageError: the path is a URL, or none of the ranks runs on this host.
@@ -146,7 +146,7 @@ def _join(file: Path, window: Window, tables: RankTables) -> JoinedWindow:
 
 
 def closing_note(opened: Run, first: RankTables, shown: str) -> list[str]:
-    """Return what `dtprof run` says at its end of the windows planned; `first` are the records of one rank."""
+    """Return the lines of `dtprof run` on planned windows at its end; `first` are the records of one rank."""
     steps = find_steps_of(first).count
     ranks_windows = []
     for rank in opened.ranks:
@@ -159,7 +159,7 @@ def closing_note(opened: Run, first: RankTables, shown: str) -> list[str]:
 
 
 def missing_windows(opened: Run, ranks_windows: list[RankWindows]) -> list[str]:
-    """Return what of the windows planned was not taken, a sentence each."""
+    """Return the planned windows that were not taken, one sentence each."""
     planned = opened.manifest.settings
     try:
         steps = settings.parse_traced_steps(planned["trace_steps"]) if planned.get("trace_steps") else None

@@ -1,4 +1,4 @@
-"""Predict what changes of a run would gain."""
+"""Predict the gain of changes of a run."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

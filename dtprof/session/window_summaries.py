@@ -1,4 +1,4 @@
-"""The newest profiler windows of a run, as its summary has them: overlap by kernels, and what took most time."""
+"""The newest profiler windows of a run for its summary: overlap by kernels, and kernels and operators by time."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What operations cost: durations, waits, exposed time, bandwidth, traffic."""
+"""Cost of operations: durations, waits, exposed time, bandwidth, traffic."""

@@ -21,7 +21,7 @@ class AxisTime:
 
 
 def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
-    """Sum the table of collectives by axis, what is exposed most first; empty without measured steps."""
+    """Sum the table of collectives by axis, largest exposed time first; empty without measured steps."""
     if summary.steps.used is None or not summary.ranks:
         return ()
     steps = summary.steps.used[1] - summary.steps.used[0] + 1

@@ -40,7 +40,7 @@ class Blocked:
         return plain - (measure_before(self.covered, end) - measure_before(self.covered, begin))
 
     def uncovered(self, times: Intervals) -> Intervals:
-        """Return what of these times is not covered."""
+        """Return the part of these times that no interval covers."""
         return subtract(times, self.covered) if len(self.covered) else times
 
 
@@ -69,7 +69,7 @@ def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Interv
 
 
 def _while_nothing_computes(operations: Array, busy: Intervals) -> Blocked:
-    """Return the time of each operation; its wait is what of it follows the last computation.
+    """Return the time of each operation; its wait is the part after the last computation.
 
     Of operations under way together the one issued first keeps the program until it is done, then the next.
     """

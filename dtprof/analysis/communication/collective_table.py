@@ -1,4 +1,4 @@
-"""The table of collectives: what operations took and moved, summed by group, operation and api."""
+"""The table of collectives: time and bytes, summed by group, operation and api."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -150,7 +150,7 @@ def add_rows(sums: dict[RowKey, Array], rows: Mapping[RowKey, Array]) -> None:
 
 
 def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:
-    """Turn sums into the table of collectives, what costs the program most first; of very many rows the costliest."""
+    """Turn sums into the table of collectives, largest exposed time first; of very many rows only the costliest."""
     keys, rows = list(sums), join([*sums.values(), np.zeros(0, ROW_SUMS)])  # a row a key
     present = np.flatnonzero(rows["records"])
     if len(present) > MAX_LISTED:

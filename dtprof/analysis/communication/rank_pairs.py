@@ -1,4 +1,4 @@
-"""What each rank has to do with each other one: messages sent, waits; a matrix, for as many ranks as one can read."""
+"""Matrices over pairs of ranks: messages sent and waits, for as many ranks as a reader can take in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

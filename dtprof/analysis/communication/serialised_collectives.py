@@ -32,7 +32,7 @@ MIN_GAIN = 0.01
 
 
 class SerialKey(NamedTuple):
-    """Name what is serialised."""
+    """Name the serialised operation."""
 
     group: str
     op: str
@@ -109,7 +109,7 @@ def find_serialised(
     num_steps: int,
     step_ns: int | None,
 ) -> tuple[SerialisedCollectives, ...]:
-    """Return what would gain most if it ran side by side, one row an axis, operation and api."""
+    """Return the operations that would gain most from running side by side, one row per axis, operation and api."""
     if not num_steps or not step_ns:
         return ()
     axes = {group.name: purpose_of(group) or group.name for group in groups}

@@ -1,4 +1,4 @@
-"""Operations so small and so many that their number costs time, not what they carry: they are better joined."""
+"""Operations that are small and many: their number costs the time, not their bytes. Join them."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

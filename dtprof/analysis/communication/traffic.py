@@ -1,4 +1,4 @@
-"""Who sends how much to whom, who waited for whom, and how long operations take by their size."""
+"""Traffic between ranks, waits of ranks for ranks, and durations of operations by size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ QUANTILES = (10, 50, 90, 99)
 
 
 def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], instances: OperationInstances) -> Traffic:
-    """Return who sent how much to whom, of the ranks that sent_bytes has; the instances say who arrived last."""
+    """Return the bytes sent between the ranks of `sent_bytes`; the instances say who arrived last."""
     ranks = tuple(sent_bytes)
     return Traffic(ranks=ranks, sent=pair_ranks(ranks, sent_bytes), lateness=_find_lateness(instances))
 

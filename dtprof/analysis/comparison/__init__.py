@@ -1,1 +1,1 @@
-"""What differs between runs, or from thresholds, beyond the noise of their steps."""
+"""Differences between runs, or from thresholds, beyond the noise of their steps."""

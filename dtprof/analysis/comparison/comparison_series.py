@@ -1,4 +1,4 @@
-"""The figures of a run step by step, reduced to means that know their noise: what comparisons and limits start from.
+"""Figures step by step, reduced to means with their noise: the input of comparisons and thresholds.
 
 Each rank is read as often as for the summary, one at a time; what is kept are sums over ranks, step by step, and a few
 numbers a rank.
@@ -42,7 +42,7 @@ OF_COLLECTIVES = ("exposed_ns", "wait_ns", "transfer_ns", "bytes", "count")
 
 
 class Figure(NamedTuple):
-    """What is measured. Times, bytes and counts are those of a step and a rank: of all ranks their mean."""
+    """Measured quantities. Times, bytes and counts are per step and rank: the mean over ranks."""
 
     table: str
     name: str  # ends with its unit: _ns, _bytes, _fraction, _per_s; `bytes` and `count` of a collective
@@ -78,7 +78,7 @@ class RunFigures:
 
 @dataclass
 class _Sums:
-    """Sums over ranks, step by step; what is not known on one rank is not known of the job."""
+    """Sums over ranks, step by step; unknown for the job where one rank does not know it."""
 
     series: dict[Figure, Series] = field(default_factory=dict)
     num_ranks: dict[Figure, int] = field(default_factory=dict)
@@ -250,7 +250,7 @@ def _add_collectives(
     columns: Mapping[str, Column],
     sums: _Sums,
 ) -> None:
-    """Add what one rank's operations of each group, operation and api took in each step."""
+    """Add the operations of one rank per step, by group, operation and api."""
     rows = np.flatnonzero(step >= 0)
     apis = find_apis(tables, operations)
     chosen, api = operations[rows], apis.of_operation[rows]
@@ -284,7 +284,7 @@ def _add_collectives(
 
 
 def describe_group(group: Group | None) -> str:
-    """Return what a group is known by in any run: its purpose, its name where it has none."""
+    """Return the key of a group that is the same in every run: its purpose, or its name where it has none."""
     return UNNAMED if group is None else purpose_of(group) or group.name
 
 
@@ -329,7 +329,7 @@ def _estimate_rates(
     estimates: dict[Figure, Estimate],
     unknown: dict[Figure, str],
 ) -> None:
-    """Add what the job consumes a second: all that it did in these steps over the time that they took."""
+    """Add the throughput of the job: tokens and samples of these steps over their time."""
     groups = distinct_groups(group for fact in surveys.facts for group in fact.groups.values())
     consumption = sum_consumption(steps, surveys.consumed, groups, numbers)
     for name, consumed in consumption.of_steps.items():

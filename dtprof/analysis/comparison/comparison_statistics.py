@@ -42,7 +42,7 @@ class Estimate:
         return self.num_steps >= MIN_STEPS
 
     def interval(self, confidence: float) -> tuple[float, float] | None:
-        """Return what the mean lies between; None where the noise is not known."""
+        """Return the confidence interval of the mean; None where the noise is not known."""
         if not self.can_be_judged:
             return None
         half = student_quantile((1 - confidence) / 2, self.degrees) * math.sqrt(self.variance)
@@ -129,7 +129,7 @@ def subtract_means(a: Estimate, b: Estimate, *, error: float) -> MeanDifference 
 
 
 def student_quantile(tail: float, degrees: float) -> float:
-    """Return what Student's t exceeds with probability `tail`, below one half.
+    """Return the quantile that Student's t exceeds with probability `tail`, below one half.
 
     Degrees are rounded down to two digits: never too sure, and few different ones.
     """

@@ -1,4 +1,4 @@
-"""What recording adds to a command: pairs of runs, bare and recorded, and the median of their ratios with its interval.
+"""Overhead of recording a command: pairs of bare and recorded runs, median ratio and its interval.
 
 A median and an exact interval from the sign test: no assumption about the noise, and one disturbed run moves neither.
 Definitions: docs/reference/metrics.md, Overhead.
@@ -35,7 +35,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A median and what it lies between, with at least the confidence given."""
+    """A median and its confidence interval, with at least the given confidence."""
 
     median: float
     low: float
@@ -91,7 +91,7 @@ class OverheadResult:
 
 
 def trial_of(*, begin_ns: int, end_ns: int, processes: Sequence[StepTimes]) -> Trial:
-    """Return what one run took, from its begin and end on the host clock and the steps of its processes."""
+    """Return the times of one run, from its begin and end on the host clock and the steps of its processes."""
     wall_ns = end_ns - begin_ns
     ranks = [times for times in processes if times.ends_ns]
     if not ranks:

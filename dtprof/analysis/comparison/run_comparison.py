@@ -1,4 +1,4 @@
-"""What differs between two runs beyond the noise of their steps.
+"""Differences between two runs beyond the noise of their steps.
 
 Each figure has a series of steps in both runs; the difference of its means has an interval from Welch's t on what the
 steps of each run really tell (comparison_statistics.py). Many figures are looked at, so that each interval is widened:
@@ -46,7 +46,7 @@ _NEVER = Estimate(mean=0.0, variance=0.0, degrees=1.0, num_steps=MIN_STEPS)
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One figure in both runs; `low` and `high` are what the true difference B - A lies between."""
+    """One figure in both runs; `low` and `high` bound the true difference B - A."""
 
     figure: Figure
     a: float | None
@@ -215,7 +215,7 @@ def _same_parts(a: RunFigures, b: RunFigures) -> bool:
 
 
 def _position(figure: Figure, a: RunFigures, b: RunFigures) -> tuple[float, int, str, str, str, int, int]:
-    """Order figures as they are shown: ranks by number, collectives by what they cost, then by name."""
+    """Order figures for display: ranks by number, collectives by cost, then by name."""
     cost = 0.0
     if figure.table == COLLECTIVES:
         costly = figure._replace(name=EXPOSED)
@@ -270,7 +270,7 @@ def _find(figure: Figure, run: RunFigures) -> Estimate | None:
 
 
 def _scale(figure: Figure, a: Estimate, b: Estimate, step: float) -> float:
-    """Return what `at_least` is a share of: the step for times, 1 for fractions, else the figure, mean of both runs."""
+    """Return the denominator of `at_least`: the step for times, 1 for fractions, else the mean of both runs."""
     if figure.unit == "ns":
         return step
     return 1.0 if figure.unit == "fraction" else (a.mean + b.mean) / 2

@@ -1,4 +1,4 @@
-"""Thresholds of the figures of a run: which are met, which are not, which are unknown, and with what confidence."""
+"""Check figures of a run against thresholds: met, not met or unknown, each with its confidence."""
 
 from dataclasses import dataclass
 from typing import Literal

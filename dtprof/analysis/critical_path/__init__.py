@@ -1,1 +1,1 @@
-"""What must get faster for the step to get faster."""
+"""The critical path: the work that must get faster for the step to get faster."""

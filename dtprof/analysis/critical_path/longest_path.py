@@ -1,4 +1,4 @@
-"""The critical path over ranks: what must get faster for the step to get faster.
+"""The critical path over ranks: the work that must get faster for the step to get faster.
 
 It is walked backwards from the rank that ended the step last. Work of the rank, back to the end of the last operation
 that blocked it; the transfer of that operation, back to the arrival of the last rank (of the first operation, where
@@ -50,7 +50,7 @@ class RankPath:
 
 
 def collect_paths(batch: PlacedBatch, timing: Timing, stretches: Intervals, *, max_rows: int) -> list[RankPath]:
-    """Return what the walk needs of each rank, of steps evenly spread.
+    """Return the input of the walk for each rank, of steps evenly spaced over the run.
 
     Parameters:
         stretches: blocked by operations, on the axis.
@@ -211,7 +211,7 @@ def _walk(
 
 
 def _spend(own: RankPath, begin: int, end: int) -> Column:
-    """Return what a rank did between two times, by OWNERS."""
+    """Return the work of a rank between two times, by OWNERS."""
     first, last = np.searchsorted(own.cuts, (begin, end), "right")
     times = np.r_[begin, own.cuts[first:last], end]
     owners = own.owner[max(first - 1, 0) : last] if first else np.r_[-1, own.owner[:last]]

@@ -1,1 +1,1 @@
-"""What ranks hold in memory, over the run and beside the formulas, and what the devices of a node were doing."""
+"""Memory of ranks over the run and beside the formulas, and the load of the devices of a node."""

@@ -1,4 +1,4 @@
-"""What processors, memories and GPUs of the nodes were doing over the run, from the samples of their launchers."""
+"""Processors, memories and GPUs of the nodes over the run, from the samples of their launchers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSeries:
-    """One device over time; of what was not sampled there is no column."""
+    """One device over time; quantities that were not sampled have no column."""
 
     host: str
     device: str  # "host", "gpu 0"
@@ -57,7 +57,7 @@ def follow_devices(nodes: Iterable[NodeSamples]) -> NodeSeries:
 
 
 def _follow_host(node: NodeSamples, origin: int) -> DeviceSeries:
-    """Return what lies between samples at the later one of both."""
+    """Return the quantity between two samples at the time of the later one."""
     rows = node.host
     seconds = np.diff(rows["t_ns"]) / 1e9
     sent = np.nan_to_num(rows["net_sent_bytes"]) + np.nan_to_num(rows["loopback_bytes"])
@@ -112,7 +112,7 @@ def _median(columns: Floats) -> Floats:
 
 
 def extremes_of(column: Floats) -> tuple[float, float, float]:
-    """Return the least, the mean and the most of what is known."""
+    """Return minimum, mean and maximum of the known values."""
     return float(np.nanmin(column)), float(np.nanmean(column)), float(np.nanmax(column))
 
 

@@ -1,4 +1,4 @@
-"""What a rank holds beside what it should hold by formula, and the assumptions that the formula makes.
+"""Memory of a rank beside the formula for its sharding scheme, and the assumptions of the formula.
 
 Model state: ZeRO (Rajbhandari et al. 2020) with Adam. Activations of transformer layers: Korthikanti et al. 2022. How
 the model is sharded and the sizes of its layers come from operations only: labels of frameworks, members, sizes, types.
@@ -46,7 +46,7 @@ class ModelShare:
 
 
 def find_share(tables: RankTables, operations: Array, pipeline: RankPipeline | None) -> ModelShare:
-    """Return what the operations of a rank tell of its share of the model."""
+    """Return the share of the model that a rank holds, as its operations show it."""
     labelled = {number: site.label for number, site in tables.sites.items() if site.label is not None}
     labels, rows, counts = _label_operations(operations, labelled)
     share = _find_scheme(tables, operations, labels, rows, counts)
@@ -135,7 +135,7 @@ def _most_in_flight(pipeline: RankPipeline) -> float:
 
 
 def state_by_scheme(parameter_bytes: int, shards: int, *, is_mixed: bool) -> dict[str, int]:
-    """Return what Adam holds for parameters of so many bytes, all ranks together, on each of so many ranks.
+    """Return the bytes of Adam's state for parameters of so many bytes in total, on each of so many ranks.
 
     In units of the parameters: 1 parameters, 1 gradients, 2 moments; 6 moments and copy where those have 32 bits of 16.
     """
@@ -172,7 +172,7 @@ def activation_bytes(share: ModelShare) -> int | None:
 
 
 def compare_with_formula(held: Mapping[str, int | None], share: ModelShare) -> MemoryFormula | None:
-    """Return what a rank holds beside the formulas; None where its parameters are not known."""
+    """Return the memory of a rank beside the formulas; None where its parameters are not known."""
     parameters = held.get("parameters")
     if not parameters:
         return None
@@ -210,7 +210,7 @@ def _is_mixed(held: Mapping[str, int | None], share: ModelShare) -> bool:
 
 
 def list_assumptions(ranks: Sequence[tuple[Mapping[str, int | None], ModelShare]]) -> tuple[Assumption, ...]:
-    """Return what the formulas assume of the ranks, and whether it holds in what was measured."""
+    """Return the assumptions of the formulas, and whether each holds in this run."""
     known = [(held, share) for held, share in ranks if held.get("parameters")]
     if not known:
         return ()
@@ -255,7 +255,7 @@ def _is_near(ratio: float | None, expected: float) -> bool | None:
 
 
 def find_headroom(nodes: Sequence[NodeMemory]) -> tuple[Headroom, ...]:
-    """Return what was left of each memory when most of it was in use, the scarcest first."""
+    """Return the headroom of each memory at its peak use, smallest first."""
     headrooms = [
         Headroom(
             host=memory.host,

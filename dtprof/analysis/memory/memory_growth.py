@@ -17,14 +17,14 @@ from dtprof.records import events
 from dtprof.records.tables import RankTables
 
 JUDGED = (events.CUDA_ALLOCATED_BYTES, events.HEAP_BYTES, events.RSS_BYTES, events.PEAK_RSS_BYTES)
-"""What tells most closely what the program holds, first."""
+"""Samples by how closely they follow the program's memory, closest first."""
 MIN_SAMPLES, MIN_VERDICT_SAMPLES = 8, 24
 """Samples that a slope takes, and those that a verdict takes: in fewer steps, allocators are still settling."""
 MAX_POINTS = 128
 CONFIDENCE_Z = 3.29
-"""Of the normal distribution, both sides: 99.9 %. Ranks are many, and each has its chance to look as if it grew."""
+"""Two-sided quantile of the normal distribution at 99.9 %: with many ranks, some seem to grow by chance."""
 MIN_GROWTH_BYTES, MIN_GROWTH = 1 << 20, 0.01
-"""A growth over the later half of the steps smaller than this, or than this share of what is held, is no leak."""
+"""Growth over the later half of the steps below this, or below this share of the memory held, is no leak."""
 Floats = npt.NDArray[np.float64]
 
 

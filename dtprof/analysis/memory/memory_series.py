@@ -14,7 +14,7 @@ from dtprof.records.tables import RankTables
 MAX_POINTS = 400
 """Points of one sample of one rank: more share points, of each of which the largest value stays."""
 TOTALS = (events.CUDA_ALLOCATED_BYTES, events.RSS_BYTES, events.CUDA_PEAK_ALLOCATED_BYTES, events.PEAK_RSS_BYTES)
-"""What stands for the memory of a rank: the first of these that was sampled."""
+"""Samples that may give the total memory of a rank; the first one that was sampled does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class MemorySeries:
 
 
 def find_worst(facts: Iterable[RankFacts]) -> int | None:
-    """Return the rank with the highest peak, of what was sampled; None where memory was not."""
+    """Return the rank with the highest peak among the sampled ones; None where memory was not sampled."""
     most = {
         rank.rank: rank.peak_bytes or max((rank.memory_bytes.get(name, 0) for name in TOTALS), default=0)
         for rank in facts

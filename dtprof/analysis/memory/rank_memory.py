@@ -1,4 +1,4 @@
-"""The memory of one rank: its peak, what it is held for, and the largest value of each sample."""
+"""The memory of one rank: its peak, its categories, and the largest value of each sample."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ def find_peak(largest: Mapping[str, int]) -> int | None:
 
 
 def find_categories(largest: Mapping[str, int]) -> dict[str, int | None]:
-    """Return the most that was held for each purpose, None where not known; empty where nothing is known.
+    """Return the peak of each category, None where it is not known; empty where none is known.
 
     `largest` is the largest value of each sample.
 

@@ -1,1 +1,1 @@
-"""Bubbles of pipeline schedules: how large, beside theory, what they are made of, and what would change them."""
+"""Bubbles of pipeline schedules: size, theory, causes, and the changes that would shrink them."""

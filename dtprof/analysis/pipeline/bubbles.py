@@ -1,4 +1,4 @@
-"""Bubbles of pipeline schedules: how large, beside theory, and of what they are made.
+"""Bubbles of pipeline schedules: size, theory and causes.
 
 The window of a step runs from the first forward of any stage to the end of the last backward. A rank's bubble is what
 of the window it does not compute. The parts come from replaying the order in which the ranks really acted, without
@@ -69,7 +69,7 @@ UNKNOWN_BUBBLE = "pipeline: the bubble of "
 """How the caveat about it begins."""
 PIPELINE_AXIS = "pp"
 WORTH_ADVICE = 0.02
-"""Of the window: of smaller parts nothing is said."""
+"""As a share of the window: smaller parts are not mentioned."""
 
 
 class Key(NamedTuple):
@@ -116,7 +116,7 @@ class PipelineWindows:
 
 
 def find_pipelines(batch: RankBatch, steps: Sequence[RankSteps]) -> list[RankPipeline | None]:
-    """Return what each rank did in its pipeline; of several schedules, in the one that ran most.
+    """Return the actions of each rank in its pipeline; of several schedules, in the one that ran most.
 
     Parameters:
         steps: of each rank.
@@ -174,7 +174,7 @@ def _list_actions(spans: Rows, wanted: Sequence[bool]) -> Rows:
 
 
 def _lay_out_actions(actions: Rows, runs: Rows, steps: Sequence[RankSteps]) -> Column | None:
-    """Return what is to be added to the times of each rank so that no rank's touch another's; None: there is no way."""
+    """Return offsets for the times of each rank so that no two ranks overlap; None where there are none."""
     extents = []
     for i, rank_steps in enumerate(steps):
         acted, ran = actions.of(i), runs.of(i)
@@ -213,7 +213,7 @@ def _step_of(actions: Rows, steps: Sequence[RankSteps], shifts: Column) -> Colum
 def _describe_pipelines(
     tables: Sequence[RankTables], schedules: Sequence[Pipeline | None], actions: Rows
 ) -> list[RankPipeline | None]:
-    """Return what each rank did, given its actions within steps."""
+    """Return the time of each rank by kind of action, given its actions within steps."""
     rows, place = actions.table, actions.place
     if not len(rows):
         return [None for _ in tables]
@@ -254,7 +254,7 @@ def _describe_pipelines(
 
 
 def _find_fill(actions: Array, start: Column) -> Array:
-    """Return when a rank was warm and when it began to drain, step by step; what would be both drains."""
+    """Return the end of warm-up and the begin of drain of a rank, step by step; an overlap of both counts as drain."""
     begin, end, kind = actions["begin"], actions["end"], actions["kind"]
     fill = np.zeros(len(start), FILL)
     fill["drain_from"] = np.maximum.reduceat(np.where(kind == FORWARD, end, -1), start)
@@ -425,7 +425,7 @@ def has_unknown_bubble(summary: Summary) -> bool:
 
 
 def _advise(pipeline: Pipeline, parts: Mapping[str, float] | None, bubbles: Mapping[int, int]) -> str | None:
-    """Return what makes the largest part of the bubble smaller; None where none is worth it."""
+    """Return the advice for the largest part of the bubble; None where no part is worth it."""
     part, share = max((parts or {"": 0.0}).items(), key=lambda item: item[1])
     if share < WORTH_ADVICE:
         return None

@@ -1,4 +1,4 @@
-"""What more microbatches, interleaving or an even split would make of the bubbles of a pipeline.
+"""Predicted bubbles with more microbatches, interleaving or an even split.
 
 Where the ranks acted by the rules of their schedule, the changed schedule is replayed with the times that actions had
 in the steps that were kept, and with messages as long as those steps show. Else the formula of the schedule tells its
@@ -22,7 +22,7 @@ MAX_ACTIONS = 6_000
 """Of the largest plan that is replayed."""
 MAX_SEARCH = 12
 UNEVEN = 0.005
-"""Of the window: of less imbalance nothing is said."""
+"""As a share of the window: a smaller imbalance is not mentioned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ _Took = Callable[[Act], Floats]
 
 
 def find_changes(members: Sequence[RankPipeline], steps: Sequence[int], result: PipelineResult) -> Changes:
-    """Return what would change the bubbles of one pipeline.
+    """Return the changes that would shrink the bubbles of one pipeline.
 
     Parameters:
         members: all its ranks, by place.

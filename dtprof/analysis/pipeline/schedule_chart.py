@@ -1,4 +1,4 @@
-"""The schedule of one step of a pipeline as a chart: as it was planned and as it ran, and what would change it.
+"""The schedule of one step of a pipeline as a chart: planned, as it ran, and with predicted changes.
 
 The plan is drawn with equal times: every action takes the mean of its kind, and messages take none. The step shown is
 the one whose window is the middle one of those whose actions are kept.

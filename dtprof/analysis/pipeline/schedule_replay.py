@@ -1,4 +1,4 @@
-"""What bubbles are made of: the actions of a pipeline replayed in the order in which its ranks really acted.
+"""Causes of bubbles, by replay: the actions of a pipeline in the order in which its ranks ran them.
 
 Steps in which all ranks act in the same order, also those of other replicas, are replayed side by side.
 """
@@ -16,7 +16,7 @@ from dtprof.records.tables import Array, join, select
 
 FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)
 GRADIENT = (BACKWARD, BACKWARD_INPUT)
-"""What gives the stage before its gradient."""
+"""Actions that send a gradient to the stage before."""
 PARTS = ("schedule", "imbalance", "exposed_p2p", "jitter")
 Floats = npt.NDArray[np.float64]
 _MAX_DURATIONS = 1 << 20
@@ -40,7 +40,7 @@ class Act(NamedTuple):
 Plan = tuple[tuple[Act, ...], ...]
 """The actions of each rank, in order."""
 Needed = tuple[bool, int, int]
-"""What an action waits for: whether it is a forward (else a gradient), of which stage and microbatch."""
+"""The dependency of an action: a forward pass or a gradient, of which stage and microbatch."""
 
 
 def split_bubbles(pipelines: Iterable[tuple[Sequence[Array], Column]]) -> dict[str, float] | None:
@@ -69,7 +69,7 @@ def split_bubbles(pipelines: Iterable[tuple[Sequence[Array], Column]]) -> dict[s
 
 
 class _Acted(NamedTuple):
-    """What the ranks of one pipeline did in the steps to look at: the actions of one rank after those of another."""
+    """Actions of the ranks of one pipeline in the replayed steps, one rank after the other."""
 
     actions: Array
     lengths: list[int]  # how many are of each rank
@@ -191,7 +191,7 @@ def list_acts(actions: Array) -> tuple[Act, ...]:
 
 
 def _replay(plan: Plan, took: Floats, message_ns: float = 0.0) -> Floats | None:
-    """Return how long it is when ranks act in their order, each action as soon as what it needs is there.
+    """Return the makespan when ranks run their actions in order, each action as soon as its dependencies have ended.
 
     None where the actions wait for each other or for one that is missing.
 
@@ -219,7 +219,7 @@ def _replay(plan: Plan, took: Floats, message_ns: float = 0.0) -> Floats | None:
 
 
 def in_order(plan: Sequence[Sequence[Act]]) -> list[tuple[int, int, Needed | None, Needed | None]] | None:
-    """Return the actions of all ranks in an order in which each finds what it needs; None where there is none.
+    """Return the actions of all ranks in a topological order; None where there is none.
 
     A forward needs that of the stage before; a gradient of inputs that of the stage after, in the same microbatch. Each
     is given as its rank, its position there, what it needs and what it gives.
@@ -251,7 +251,7 @@ def in_order(plan: Sequence[Sequence[Act]]) -> list[tuple[int, int, Needed | Non
 
 
 def mean_parts(parts: Mapping[str, float] | None, fraction: float) -> dict[str, float] | None:
-    """Return parts that sum to a bubble; exposed_p2p takes what the steps that were not replayed differ by."""
+    """Return parts that sum to the bubble; exposed_p2p takes the difference of the steps that were not replayed."""
     if parts is None:
         return None
     return dict(parts) | {"exposed_p2p": parts["exposed_p2p"] + fraction - sum(parts.values())}

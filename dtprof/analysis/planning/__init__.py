@@ -1,1 +1,1 @@
-"""Which layouts of a model fit a cluster, and what a step of each would take."""
+"""Layouts of a model on a cluster: which fit, and the predicted step time of each."""

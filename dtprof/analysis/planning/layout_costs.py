@@ -25,7 +25,7 @@ OVERLAPPED = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a model is trained on."""
+    """The cluster that a model is trained on."""
 
     ranks: int
     ranks_per_host: int
@@ -58,7 +58,7 @@ class Layouts:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What layouts cost; NaN where it is not known."""
+    """Costs of layouts; NaN where unknown."""
 
     memory: dict[str, Floats]  # bytes by category
     step_s: Floats

@@ -32,7 +32,7 @@ KEYS = {
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "num-experts", "num_moe_experts"),
     "active_experts": ("num_experts_per_tok", "moe_router_topk", "moe-router-topk", "top_k"),
 }
-"""What configurations call each size: HF, torchtitan, Megatron."""
+"""Names of each size in configurations of HF, torchtitan and Megatron."""
 REQUIRED = ("layers", "hidden", "heads")
 
 

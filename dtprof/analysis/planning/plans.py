@@ -29,7 +29,7 @@ MAX_SEQUENCES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One layout, and what it would cost; None where that is not known."""
+    """One layout and its predicted costs; None where unknown."""
 
     dp: int
     fsdp: int

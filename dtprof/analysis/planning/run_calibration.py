@@ -1,4 +1,4 @@
-"""What runs of a cluster measured, for plans; and how far a plan was off on the run that followed."""
+"""Calibrate plans from measured runs of a cluster, and compare a plan with the run that followed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ REPLICATED = ("dp", "ddp", "dp_replicate")
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What runs of a cluster measured; None where they did not."""
+    """Measured figures of the runs of a cluster; None where no run measured them."""
 
     flops_per_s: float | None
     link_bytes_per_s: float | None
@@ -40,14 +40,14 @@ class Checked:
 
     @property
     def off(self) -> float | None:
-        """Return by how much the plan was off, as a share of what was measured."""
+        """Return the error of the plan as a share of the measured value."""
         if self.planned is None or not self.measured:
             return None
         return self.planned / self.measured - 1
 
 
 def calibrate(summaries: Sequence[Summary], model: ModelShape | None, sequence: int) -> Calibration:
-    """Return what runs measured: medians over them."""
+    """Return medians of the measured figures over runs."""
     reasons: list[str] = []
     rates: list[float] = []
     links: list[float] = []
@@ -99,7 +99,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _count_parameters(summary: Summary) -> float | None:
-    """Return the parameters of the model, from what ranks hold of it."""
+    """Return the number of parameters of the model, from the shards that ranks hold."""
     axes = axes_of(summary)
     held = [rank.memory_categories.get("parameters") for rank in summary.ranks]
     known = [nbytes for nbytes in held if nbytes]
@@ -125,7 +125,7 @@ def axes_of(summary: Summary) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanResult:
-    """Plans, how far that of a run was off, and what runs did not show."""
+    """Plans, the error of the plan for a run, and the figures that no run measured."""
 
     plans: Plans
     checked: tuple[Checked, ...] = ()

@@ -1,1 +1,1 @@
-"""Where steps begin and end, what they are made of, and how much they consume."""
+"""Steps: their boundaries, their partition, and their throughput."""

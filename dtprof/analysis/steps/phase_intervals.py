@@ -29,7 +29,7 @@ ACTIONS = {events.FORWARD: events.PIPELINE_FORWARD, events.BACKWARD: events.PIPE
 """Actions of pipeline stages by the phase they belong to."""
 _OF_MODELS = (events.FORWARD, events.EVALUATION)
 _ANYWHERE = (events.FORWARD, events.RECOMPUTE, events.COMPILE, events.GARBAGE_COLLECTION)
-"""What may lie between a forward pass and its backward pass without ending the loss."""
+"""Phases that may lie between a forward pass and its backward pass without ending the loss."""
 
 
 def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str, Intervals]:

@@ -1,4 +1,4 @@
-"""What the steps of one rank are made of over the run, by phase; of many steps neighbours share a point."""
+"""Phases of the steps of one rank over the run; of many steps, neighbours share a point."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -235,7 +235,7 @@ def _find_longest_row(ranks: Sequence[RankSteps]) -> tuple[int, int, int]:
 
 
 def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple[int, int, list[str]]:
-    """Return the longest row of steps in which no rank took a profiler window, which slows all; and what is said."""
+    """Return the longest range of steps without a profiler window, which slows all ranks; and the caveat."""
     traced = sorted({span for steps in ranks for span in steps.traced if span[0] <= last and span[1] >= first})
     if not traced or first > last:
         return first, last, []

@@ -45,7 +45,7 @@ def find_period_ends(operations: Array) -> tuple[Column, Column]:
 
 
 def _end_of_loop(likes: Column) -> int:
-    """Return the place behind the last operation of a kind that comes often; the end where what follows is long."""
+    """Return the index after the last operation of a frequent kind; the end where a long tail follows."""
     often = np.flatnonzero(np.bincount(likes)[likes] >= FEWEST_PERIODS)
     size = len(likes)
     return int(often[-1]) + 1 if len(often) and size - often[-1] <= size // 3 else size

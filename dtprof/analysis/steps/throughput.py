@@ -22,7 +22,7 @@ from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
 _EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives by which activations are exchanged; a broadcast distributes buffers."""
 RATES = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
-"""What is consumed a second, and the unit of it."""
+"""A rate of consumption and its unit."""
 _NO_STEP = "no training forward pass of a model was recorded in the steps; dtprof.step(tokens=N) says what is consumed"
 _NONE_OF_IT = {
     "tokens_per_s": "no model was given token ids (integers, batch by sequence); dtprof.step(tokens=N) says how many",
@@ -57,7 +57,7 @@ class RankConsumption:
 
 @dataclass(frozen=True, kw_only=True)
 class JobConsumption:
-    """What the whole job consumed in each of some steps, by the rate that it makes: those of RATES that are known."""
+    """Consumption of the whole job in each of some steps, by rate: the known ones of RATES."""
 
     of_steps: Mapping[str, Floats]
     silent: Mapping[str, Sequence[int]]  # ranks whose replica was given none of it
@@ -65,7 +65,7 @@ class JobConsumption:
 
 
 def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | None:
-    """Return what a rank consumed step by step; None where that was not recorded."""
+    """Return the consumption of a rank step by step; None where it was not recorded."""
     if not len(own.numbers) or not len(tables.samples):
         return None
     taken = [samples_of(tables, name) for name in events.CONSUMED]
@@ -77,7 +77,7 @@ def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | No
 
 
 def _find_unclear(tables: RankTables, own: RankSteps) -> frozenset[Sharing]:
-    """Return with whom a rank exchanges activations, as far as no axis says what these ranks share.
+    """Return the ranks with which a rank exchanges activations, where no axis says which data these ranks share.
 
     Collectives inside training forward passes that no framework issues may be those of hand-written tensor parallelism,
     messages between steps those of a hand-written pipeline.
@@ -176,7 +176,7 @@ def sum_consumption(
     groups: Collection[Group],
     numbers: Column,
 ) -> JobConsumption:
-    """Return what the job consumed in each of these steps: of ranks that share tokens or samples the most, summed."""
+    """Return the consumption of the job per step: the maximum over ranks that share data, then the sum."""
     recorded = {rank: consumed[rank] for rank, rank_steps in steps.items() if rank_steps.count and rank in consumed}
     of_steps: dict[str, Floats] = {}
     silent: dict[str, list[int]] = {}

@@ -1,1 +1,1 @@
-"""Which ranks the others wait for, what that costs, and what mending them would gain."""
+"""Stragglers: the ranks that others wait for, their cost, and the gain from mending them."""

@@ -1,4 +1,4 @@
-"""Pass waits back along the chain of who waited for whom, to the ranks whose own work was long.
+"""Pass waits back along the chain of waiting ranks, to the ranks whose own work was long.
 
 Everything is reckoned per rank and bin of steps, in flat columns of num_bins * num_ranks cells; nothing is kept per
 operation. Work is the time in which a rank neither waited for others nor was blocked by a transfer. Its excess is what
@@ -28,12 +28,12 @@ MAX_CHANCE = 0.005
 MIN_SPREAD = 3
 """Steps that it takes to know how much they vary."""
 LEFT_OVER = 1e-4
-"""Share of all waits at which what is still on its way is let go."""
+"""Share of all waits below which blame that is still being passed on is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitGraph:
-    """Who waited for whom: one row an edge, cells counted bin by bin."""
+    """Waits of ranks for ranks: one row per edge, cells counted bin by bin."""
 
     waiter: Column  # cell
     culprit: Column  # cell in the same bin
@@ -47,7 +47,7 @@ class WaitGraph:
 
     @property
     def kept(self) -> Cells:
-        """Return which share of what lands at a cell stays there."""
+        """Return the share of blame that stays at each cell."""
         total = self.excess + self.waits
         return np.divide(self.excess, total, out=np.zeros_like(total), where=total > 0)
 

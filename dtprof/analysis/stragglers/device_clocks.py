@@ -1,4 +1,4 @@
-"""Whether the GPU of a slow rank ran at a lower clock than those of the other ranks, and what held it down.
+"""Whether the GPU of a slow rank ran at a lower clock than those of the others, and the throttling reason.
 
 A rank says which device it computes on; the samples of its node are of the same device where their UUIDs agree. Only
 samples count that were taken while kernels ran: a device without work lowers its clock by itself. Of a slice of a
@@ -66,7 +66,7 @@ def measure_clocks(
 
 
 def list_losses(nodes: Iterable[NodeSamples]) -> list[str]:
-    """Return what of the GPUs of the nodes was not sampled, or not to the end, a sentence each."""
+    """Return the gaps in samples of the GPUs of the nodes, one sentence each."""
     caveats = []
     for node in nodes:
         caveats += [f"devices: {node.node}: {problem}" for problem in node.gpu_problems]

@@ -1,4 +1,4 @@
-"""What one rank worked and for whom it waited, by bin of steps: what stragglers are found from."""
+"""Work of one rank and its waits by peer, by bin of steps: the input of the straggler analysis."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ class RankWaits:
 def collect_waits(
     batch: PlacedBatch, *, timing: Timing, stretches: Intervals, first: int, step: Column, width: int
 ) -> list[RankWaits]:
-    """Return what each rank worked and for whom it waited.
+    """Return the work of each rank and its waits by peer.
 
     Parameters:
         stretches: blocked by waits or transfers, on the axis.

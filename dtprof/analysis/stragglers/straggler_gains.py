@@ -1,4 +1,4 @@
-"""What a step would gain if some ranks were like the others, alone or together, and which slow ranks others hide.
+"""Gain of a step if slow ranks were like the others, alone or together, and the slow ranks hidden by others.
 
 All ranks need the same time for a step in the end. If some ranks were like the others, a rank could gain no more than
 its own excess, if it is one of them, and the time in which it was blocked because of them; all have to gain as much, so
@@ -51,7 +51,7 @@ class Mending:
     unclear: Cells  # of it waits for nobody knows whom; likewise
 
     def gain(self, at: Sequence[int]) -> Cells:
-        """Return what a step of each bin would gain if the ranks at these places were like the others; NaN: not known.
+        """Return the gain of a step of each bin if the ranks at these places were like the others; NaN: not known.
 
         A rank of most of whose waits nobody knows for whom bounds nothing.
         """
@@ -73,11 +73,11 @@ class Mending:
         return np.where((known & ~mended).any(axis=1) | mended.all(axis=1), bounds, np.nan)
 
     def mean_gain(self, at: Sequence[int]) -> float | None:
-        """Return the mean over bins of what a step would gain; None where it is known of less than half of them."""
+        """Return the mean gain over bins; None where fewer than half of them are known."""
         return _mean_of_known(self.gain(at))
 
     def find_hidden(self, listed: Sequence[int], *, least: float, notable: float) -> list[int]:
-        """Return the places of slow ranks beyond those listed that keep a step from gaining what it could.
+        """Return the places of slow ranks beyond the listed ones that limit the gain of a step.
 
         Parameters:
             least: mean excess and mean gain that count, ns a step.

@@ -1,4 +1,4 @@
-"""Which ranks the others wait for, again and again, what that costs, and what made them late.
+"""Stragglers: ranks that others wait for again and again, their cost, and the cause of their lateness.
 
 The last rank to arrive at an operation is waited for; who was done with a broadcast before the last one came waited for
 its root; a receive waits for its send. Counted is the time in which a thread that runs the steps stood still before
@@ -54,7 +54,7 @@ MIN_STEPS = 3
 ENOUGH_STEPS, MIN_COST_OF_FEW = 5, 0.15
 """Chance makes some rank the last one in all of two or three steps: of fewer than these, a lag of so much counts."""
 MIN_GAIN = 0.02
-"""Of a step: what it would gain without the rank, at least. Less is within what steps vary by."""
+"""As a share of a step: the least gain without the rank. Less is within the noise of steps."""
 MIN_STAGE = 0.25
 MIN_PHASE = 0.1
 """Of the excess of a straggler, for a phase to be listed."""
@@ -75,7 +75,7 @@ _ON_DEVICE = (*_COMPUTE, events.OPTIMIZER)
 
 
 class SlackOf(Protocol):
-    """Tells what of the excess of ranks the bubbles of a pipeline take up."""
+    """Returns the slack: how much of the excess of ranks the bubbles of a pipeline absorb."""
 
     def __call__(self, rank: int, *, whole_stage: bool) -> int:
         """Return it for a rank, ns a step; `whole_stage`: all ranks of its stage are slow."""
@@ -310,7 +310,7 @@ def _find_cause(
     hosts: Mapping[int, str],
     clocks: Mapping[int, DeviceClock | str],
 ) -> str | None:
-    """Return what made a rank late, where the records tell; None where they do not."""
+    """Return the cause of a rank's lateness where the records show it, else None."""
     if stage is not None:
         alone = " or its rank is slow" if len(stage) == 1 else ""
         return f"pipeline stage of {list_ranks(stage)}: it has more work than the others{alone}"

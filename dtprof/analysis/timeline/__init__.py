@@ -1,1 +1,1 @@
-"""Single steps and operations of ranks, for what draws or lists them one by one."""
+"""Single steps and operations of ranks, for figures and exporters."""

@@ -1,4 +1,4 @@
-"""Everything that is known of single steps and operations of a rank, for what draws or lists them one by one.
+"""All known facts of single steps and operations of a rank, for figures and exporters.
 
 The summary keeps sums only. The figures here are those that it sums: the same functions give them.
 """
@@ -58,7 +58,7 @@ class RunDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class RankDetail:
-    """One rank on the clock of the reference: its steps, what they are made of, and each operation."""
+    """One rank on the clock of the reference: its steps, their partition, and each operation."""
 
     tables: RankTables
     boot_id: str  # of its host, as recorded
@@ -103,7 +103,7 @@ class DetailTask(RankTask):
 
 
 def read_detail(run: Run, executor: Executor = THIS_PROCESS) -> RunDetail:
-    """Look through a run once, rank by rank."""
+    """Read a run once, rank by rank."""
     ranks = newest_ranks(run.folders)
     surveys = survey_run(run, ranks, executor)
     steps = agree_on_rule(surveys.steps)
@@ -117,7 +117,7 @@ def read_ranks(detail: RunDetail) -> Iterator[RankDetail]:
 
 
 def map_ranks(detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor) -> Iterator[Result]:
-    """Read the ranks once more; yield what is made of each, in order. `work` and its results are picklable."""
+    """Read the ranks once more; yield the result of `work` for each, in order. `work` and its results are picklable."""
     for results in map_tasks(executor, partial(_work_on, work), _share_out(detail)):
         yield from results
 
@@ -125,7 +125,7 @@ def map_ranks(detail: RunDetail, work: Callable[[RankDetail], Result], executor:
 def summarise_and_map(
     detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor
 ) -> tuple[Summary, list[Result]]:
-    """Summarise a run and return what is made of each rank, as `map_ranks` does; each is read once for both."""
+    """Summarise a run and return the result of `map_ranks` for each rank; each rank is read once for both."""
     facts_of = _facts_of(detail)
     return summarise_closely(
         detail.run,
@@ -146,7 +146,7 @@ def _collect_details(
 
 
 def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Channel]], PartFacts]:
-    """Return what gives the facts of some ranks, whose operations are of some channels."""
+    """Return the function that gives the facts of some ranks, whose operations use these channels."""
     first_number = _number_channels(detail.surveys.instances)
     unknown = detail.surveys.pipeline_windows(detail.used).unknown
     return lambda part, channels: PartFacts(

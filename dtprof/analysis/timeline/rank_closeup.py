@@ -1,4 +1,4 @@
-"""What the pages of a report show of one rank beyond the summary; found while the rank is read for that."""
+"""Details of one rank on the pages of a report beyond the summary, extracted while the rank is read for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Look:
     phases_of: int | None  # the rank whose steps are followed by phase
 
     def at(self, rank: PlacedRank, _: RankTask) -> RankCloseup:
-        """Look at one rank."""
+        """Extract the details of one rank."""
         tables = rank.tables
         track, names = draw_track(rank, limit=self.max_bars)
         return RankCloseup(

@@ -45,7 +45,7 @@ class Closeup:
 
 
 def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_BARS) -> tuple[Summary, Closeup]:
-    """Summarise a run and look at its details.
+    """Summarise a run and extract its details.
 
     Parameters:
         max_bars: of all ranks together that the timeline of the whole run may hold.

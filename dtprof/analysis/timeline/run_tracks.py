@@ -58,7 +58,7 @@ class BarNames:
         return self.names.number(name) if len(self.names) < MAX_NAMES or name in self.names else 0
 
     def renumber(self, track: Track, others: "BarNames") -> Track:
-        """Return a track whose kinds and names were numbered by others; what is new is taken in."""
+        """Return a track with kinds and names renumbered to this table; new ones are added."""
         kinds = np.array([self.kinds.number(kind) for kind in others.kinds] or [0], np.uint8)
         names = np.array([0, *(self.name(name) for name in others.names.values[1:])], np.uint16)
         return replace(track, kind=kinds[track.kind], name=names[track.name])

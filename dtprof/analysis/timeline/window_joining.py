@@ -37,7 +37,7 @@ class JoinedOperation:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedWindow:
-    """A window and what it says of the records."""
+    """A window and its joined facts."""
 
     rank: int
     window: Window
@@ -125,7 +125,7 @@ def _match_kernels(
 
 
 def join_window(trace: WindowTrace, tables: RankTables) -> JoinedWindow:
-    """Return what the window and the records say of the same operations."""
+    """Return the operations that both window and records have, with the facts of each."""
     record_of = match_records(trace, tables)
     issued, window = tables.operations["issued_ns"], trace.window
     within = (issued >= window.begin_ns) & (issued <= window.end_ns)
@@ -174,7 +174,7 @@ def _median(values: Column) -> int | None:
 
 
 def without_trace(window: Window, rank: int, problem: str = "") -> JoinedWindow:
-    """Return what is said of a window of which there is no trace, or none that can be read."""
+    """Return the caveats of a window whose trace is missing or unreadable."""
     return JoinedWindow(
         rank=rank,
         window=window,
@@ -193,7 +193,7 @@ def without_trace(window: Window, rank: int, problem: str = "") -> JoinedWindow:
 def explain_missing(
     ranks: Sequence[RankWindows], *, planned: tuple[int, int] | None, chosen: Sequence[tuple[int, int]], world_size: int
 ) -> list[str]:
-    """Return what of the windows planned was not taken, and why, a sentence each."""
+    """Return the planned windows that were not taken, and why, one sentence each."""
     if planned is None:
         return []
     first, last = planned

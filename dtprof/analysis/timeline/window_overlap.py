@@ -1,4 +1,4 @@
-"""What a profiler window says of its steps by kernels: communication, how much of it is hidden, what took most time."""
+"""Kernels of the steps of a profiler window: communication, its overlap, and the kernels that took most time."""
 
 from dtprof.analysis.results import WindowSummary
 from dtprof.intervals import subtract, total

@@ -1,1 +1,1 @@
-"""What a change would gain: the graph of a run, replayed with other durations."""
+"""Predict the gain of a change: the graph of a run, replayed with other durations."""

@@ -1,4 +1,4 @@
-"""What gradients reduced in buckets of another size would add to a step.
+"""Predict the change of a step with gradient buckets of another size.
 
 A bucket is ready when as many bytes of gradients are there as it and those before it hold, at the pace at which the
 buckets of the run filled; its transfer costs what the sizes of the run show. Buckets follow one another.
@@ -15,7 +15,7 @@ SMALLEST = 1e-3
 
 
 def replay_buckets(graph: OperationGraph, size: int) -> Floats:
-    """Return what buckets of this size add to each step, ns.
+    """Return the time that buckets of this size add to each step, ns.
 
     Raises:
         Unpredictable: the run has no gradient buckets of several sizes.

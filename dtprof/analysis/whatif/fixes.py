@@ -1,4 +1,4 @@
-"""The changes that can be asked for, and what they do to the durations of a graph.
+"""Changes that a prediction supports, and their effect on the durations of a graph.
 
 A rank, host or stage that is fixed computes like the others: each phase is scaled to the mean of the ranks that are
 not fixed (those of the same stage in other replicas, where there are any). An operation or a phase that is fixed takes
@@ -28,7 +28,7 @@ NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, BUCKETS, RANKS = (
     "ranks",
 )
 IN_BACKGROUND = (events.DATA, events.CHECKPOINT)
-"""Phases that a program can take off the path of the step: what is fixed of them takes no time."""
+"""Phases that a program can take off the critical path: fixed, they take no time."""
 ON_DEVICE = (
     events.FORWARD,
     events.BACKWARD,
@@ -39,7 +39,7 @@ ON_DEVICE = (
 """Phases that a faster device shortens; the rest is the host's."""
 LAST = "last"
 MIN_SIZES_RATIO = 4.0
-"""Sizes must differ by so much for a latency to be told from a bandwidth."""
+"""Smallest ratio of sizes that separates a latency from a bandwidth."""
 DATA_PARALLEL = ("dp_replicate", "dp", "ddp", "fsdp", "dp_shard")
 """Axes that grow with the number of ranks; of several in a run the first."""
 WHOLE_JOB = ("default_pg",)
@@ -51,7 +51,7 @@ MAX_GROWTH = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
-    """One change: what is changed, and to what, as it is typed."""
+    """One change: its subject and its value, as typed."""
 
     what: str
     value: str
@@ -159,7 +159,7 @@ def _of_operation(graph: OperationGraph, name: str) -> Mask:
 
 @dataclass(frozen=True, kw_only=True)
 class TransferCost:
-    """What a transfer of one kind costs: a latency, and a time that grows with its size."""
+    """Cost model of transfers of one kind: a latency, and a time that grows with size."""
 
     latency_ns: float
     ns_per_byte: float | None  # None: sizes are not known, or too alike to tell

@@ -210,7 +210,7 @@ def _add_members(nodes: _Nodes, line: RankLine, chain: Column, instance: Column,
 def _link_members(
     nodes: _Nodes, line: RankLine, member: _Member, chain: Column, arrival: Column, joins: Column
 ) -> None:
-    """Link transfers to the arrival of the last member, to what issued them, and waits to transfers."""
+    """Link transfers to the arrival of the last member and to their issuing nodes, and waits to transfers."""
     follows = member.previous >= 0
     if not len(line.seq):
         return
@@ -234,7 +234,7 @@ def _link_members(
 
 
 def _set_wakes(nodes: _Nodes, line: RankLine, chain: Column, done: Column) -> None:
-    """Set what each wait lasts beyond the completion of its operation."""
+    """Set the duration of each wait beyond the completion of its operation."""
     waits = np.flatnonzero(line.waits_for >= 0)
     begun = line.cuts[np.maximum(waits - 1, 0)]
     lengths = nodes.durations[_block_of(nodes, chain)]

@@ -1,4 +1,4 @@
-"""The graph of a run: operations of all ranks with what they depend on, their durations, and their ideal durations."""
+"""The graph of a run: operations of all ranks, their dependencies, durations and ideal durations."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ STRUCTURE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What operations of one kind do: computation of a phase, or one collective of one axis."""
+    """The type of operations of one kind: computation of a phase, or one collective of one axis."""
 
     name: str  # forward, all_reduce dp
     op: str = ""  # communication: all_reduce, send; computation: empty

@@ -1,4 +1,4 @@
-"""What changes would gain: each replayed beside the run as it was, with the error of the replay.
+"""Predicted gains of changes: each replayed beside the run as it was, with the replay error.
 
 A gain is the share of the replayed step that goes. Its interval is what resampled steps of the run and of the changed
 run show (95 %), drawn apart because a changed run has steps of its own, wider by the replay error on both sides. Above
@@ -63,7 +63,7 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The replay of a run and of changes; None, or empty, where nothing can be said, with the reason."""
+    """The replay of a run and of changes; None, or empty, with the reason where it abstains."""
 
     run: str
     steps: tuple[int, int] | None = None
@@ -164,7 +164,7 @@ def _name_part(graph: OperationGraph, missed_ns: float) -> str:
 
 
 def check_fixes(source: Replayable, fixes: Iterable[Fix]) -> None:
-    """Refuse changes that name what the run does not have.
+    """Refuse changes that name a rank, stage or operation that the run does not have.
 
     Raises:
         UsageError: one does.
@@ -206,7 +206,7 @@ def list_single_fixes(source: Replayable) -> list[Fix]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Changed:
-    """A graph after changes: durations, whether collectives overlap, and what is added to each step."""
+    """A graph after changes: durations, whether collectives overlap, and the time added to each step."""
 
     durations: Floats
     overlaps: bool

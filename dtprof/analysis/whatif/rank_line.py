@@ -1,4 +1,4 @@
-"""The main line of one rank: what it computes between the operations it issues and the operations it waits for.
+"""The main line of one rank: computation between the operations it issues and those it waits for.
 
 The line is cut where an operation is issued, where the rank begins and ceases to wait, where its phase changes and
 where steps end. A piece between two cuts is computation of its phase, or a wait; a wait ends when its operation is

@@ -20,12 +20,12 @@ MAX_EVENTS = 1 << 18
 """Records of the steps that are replayed; of longer runs fewer steps."""
 MIN_STEPS = 2
 MAX_UNKNOWN = 0.02
-"""Of the operations: of more nobody saw when they were done, and what their ranks waited is not known."""
+"""As a share of operations: with more unobserved completions, the waits of ranks are unknown."""
 IMPORTED_PIPELINE = "StragglerAnalysis"
 
 
 def read_graph(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Replayable | str:
-    """Return a run as a graph; a sentence that says what is missing."""
+    """Return a run as a graph, or a sentence that names the missing records."""
     chosen = newest_ranks(run.folders)
     surveys = surveys or survey_run(run, chosen, executor)
     facts = surveys.facts

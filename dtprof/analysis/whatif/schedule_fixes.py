@@ -1,4 +1,4 @@
-"""What another schedule, or other microbatches, would make of a pipeline's window: schedules replayed with stage times.
+"""Predict the window of a pipeline with another schedule or other microbatches, replayed with measured stage times.
 
 The batch of a step stays as it is: with more microbatches each is smaller, and its actions are as much shorter. Where a
 schedule cuts the model into more stages, a stage takes its part of the time of those that it is made of. Backward
@@ -42,7 +42,7 @@ _NAMES = {
     "zbvzerobubble": ZBV,
     "dualpipev": DUALPIPEV,
 }
-"""By what `schedule_name` calls them."""
+"""Schedules by the names of `schedule_name`."""
 
 
 def parse_schedule(text: str) -> str:
@@ -68,7 +68,7 @@ class WindowChange:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineTimes:
-    """What the actions of one pipeline took in some steps; ns."""
+    """Times of the actions of one pipeline in some steps; ns."""
 
     name: str  # one of SCHEDULES; else as torch calls it
     ranks: int
@@ -87,7 +87,7 @@ class PipelineTimes:
         return [name for name in SCHEDULES if name != self.name and self._plan(name, self.microbatches) is not None]
 
     def predict_change(self, *, schedule: str | None, microbatches: str | None) -> WindowChange:
-        """Return what becomes of the window.
+        """Return the predicted window.
 
         Raises:
             UsageError: there is no such schedule.
@@ -110,7 +110,7 @@ class PipelineTimes:
         return WindowChange(change_ns=float((windows - self.windows_ns).mean()), error_ns=self.error_ns)
 
     def _plan(self, name: str, microbatches: int) -> tuple[Plan, Floats] | None:
-        """Return the actions of a schedule, and what they take in each step."""
+        """Return the actions of a schedule, and their time in each step."""
         chunks = 1
         if name == INTERLEAVED:
             chunks = max(2, self.stages // self.ranks)

@@ -1,4 +1,4 @@
-"""How much slower a run is than its ideal, and what makes it so: S, and S of each operation type, rank and stage.
+"""Slowdown of a run against its ideal: S, and S by operation type, rank and stage.
 
 Definitions of Lin et al. (OSDI'25): S is the replayed step over the ideal one; S of a part the same with all ideal but
 that part. M_W and M_S are the share of the slowdown that goes when the slowest 3 % of workers, or the last stage, are
@@ -81,7 +81,7 @@ def measure_slowdowns(graph: OperationGraph) -> Slowdowns:
 
 
 def _choose_ranks(graph: OperationGraph) -> list[int]:
-    """Return the ranks to look at, ascending."""
+    """Return the ranks to replay, ascending."""
     own = graph.rank >= 0
     late = np.bincount(graph.rank[own], (graph.durations - graph.ideal)[own])
     known = np.unique(graph.rank[own])

@@ -67,7 +67,7 @@ class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.searching = False
 
     def find_spec(self, name, path=None, target=None):
-        """Find torch as it would be found without this, and stand in for its loader.
+        """Find torch as Python would without this finder, and replace its loader.
 
         A program may look for torch long before it imports it, so this stays until torch is executed.
         """
@@ -84,7 +84,7 @@ class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def __getattr__(self, name):
-        """Answer for torch's own loader to those who only look."""
+        """Expose torch's own loader to code that only inspects it."""
         if name == "original":
             raise AttributeError(name)
         return getattr(self.original, name)

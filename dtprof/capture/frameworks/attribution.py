@@ -88,7 +88,7 @@ class Attribution:
             labels.recorder.write_entry(entry("sharding", scheme=scheme, shards=shards, by=by))
 
     def has_all(self, owner: Any, names: Iterable[str], described: str = "") -> bool:
-        """Say whether an owner has all names that hooks rely on; where not, note what is not recognised, once."""
+        """Check that an object has all names that hooks rely on; else note once what stays unrecognised."""
         held = owner if isinstance(owner, Mapping) else vars(owner)
         missing = [name for name in names if name not in held]
         if missing:

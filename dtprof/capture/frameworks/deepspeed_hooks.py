@@ -1,4 +1,4 @@
-"""Record what DeepSpeed does: how ZeRO shards the model, its data-parallel group, and the actions of its pipeline."""
+"""Record how ZeRO of DeepSpeed shards the model, its data-parallel group, and the actions of its pipeline."""
 
 from collections.abc import Callable
 from typing import Any

@@ -71,7 +71,7 @@ class Megatron:
 
 
 def _pipeline_group(options: dict[str, Any]) -> Any:
-    """Return the group of the stages: of what the schedule is given, else of Megatron's parallel state."""
+    """Return the group of the stages: from the arguments of the schedule, else from Megatron's parallel state."""
     given = getattr(options.get("pg_collection"), "pp", None) or getattr(
         options.get("p2p_communicator"), "pp_group", None
     )

@@ -1,4 +1,4 @@
-"""Record what a rank does in a pipeline: its plan, the steps, and the action of each stage and microbatch."""
+"""Record the pipeline of a rank: its plan, the steps, and the action of each stage and microbatch."""
 
 import dataclasses
 from typing import NamedTuple
@@ -12,7 +12,7 @@ MOST_PLANS = 1_000
 
 
 class OpenAction(NamedTuple):
-    """An action that has begun."""
+    """An open action."""
 
     labels: Labels
     span: int
@@ -20,7 +20,7 @@ class OpenAction(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
-    """What a rank does in a pipeline, as the entry `pipeline` of a run has it."""
+    """The pipeline of a rank, as the entry `pipeline` of a run holds it."""
 
     schedule: str
     num_stages: int

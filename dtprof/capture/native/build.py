@@ -77,7 +77,7 @@ def cache_folder() -> Path:
 
 
 def binary_tag(torch_version: str) -> str:
-    """Return what a compiled hook is bound to: the exact torch and the interpreter."""
+    """Return the key of a compiled hook: the exact torch and the interpreter."""
     return f"{torch_version}-{sysconfig.get_config_var('SOABI')}"
 
 
@@ -140,7 +140,7 @@ def compile_hook(torch_folder: Path, torch_version: str, schema_header: str, lib
 
 
 def compile_nccl_events(torch_folder: Path, library: Path, timeout_s: float) -> None:
-    """Compile what reads the events of NCCL's back end.
+    """Compile the reader of the events of NCCL's back end.
 
     Raises:
         CannotBuildError: headers of CUDA or NCCL are not there, or the compiler failed.

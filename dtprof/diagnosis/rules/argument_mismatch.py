@@ -39,7 +39,7 @@ def mismatches_by_group(case: Case) -> dict[GroupId, Finding]:
 
 
 def find_blocking_mismatches(case: Case) -> Iterator[Finding]:
-    """Give a mismatch that precedes what does not complete, then one at a position that blocks ranks."""
+    """Give a mismatch that precedes the stalled operation, then one at a position that blocks ranks."""
     yield from _find_mismatch_before(case)
     groups = group_tables(case.job.ranks)
     for collective in case.open_collectives:
@@ -62,7 +62,7 @@ def find_sizes_behind_abort(case: Case) -> Iterator[Finding]:
 
 
 def _find_mismatch_before(case: Case) -> Iterator[Finding]:
-    """Find a mismatch that came before what does not end: devices compare nothing, and hang or diverge later."""
+    """Find a mismatch before the stalled operation: devices compare nothing, and hang or diverge later."""
     if not any(operation.on_device for rank in case.job.ranks.values() for operation in rank.open_operations):
         return
     stuck = {collective.group: collective.waiting for collective in case.open_collectives}

@@ -1,4 +1,4 @@
-"""Blocking sends that went well only because the back end keeps what nobody receives yet.
+"""Blocking sends that complete only because the back end buffers messages without a receiver.
 
 On another one, or with larger messages, they wait for each other in a cycle.
 

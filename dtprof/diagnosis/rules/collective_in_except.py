@@ -60,7 +60,7 @@ def _where_lines_differ(tables: dict[int, Array]) -> Iterator[int]:
 
 
 def _handler(job: JobState, operation: Operation) -> Handler | None:
-    """Return the handler that the call of an operation stands in: the line must still make that call."""
+    """Return the handler that encloses the call of an operation: the line must still make that call."""
     site = operation.site
     if site is None or job.find_handlers is None or not site.api:
         return None

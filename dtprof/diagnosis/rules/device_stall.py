@@ -1,4 +1,4 @@
-"""All members issued an operation, and some of their devices do not start or complete what those of the others do."""
+"""All members issued an operation, and some devices do not start or complete it as the others do."""
 
 from collections.abc import Iterator
 

@@ -15,7 +15,7 @@ DRIVER = "Compare the driver (nvidia-smi) with the CUDA that torch was built for
 
 
 def find_setup(job: LoggedJob) -> Finding | None:
-    """Return the finding for a port that is taken, for a device, or what else of its host, that NCCL could not use."""
+    """Return the finding for a taken port, or for a device or another resource of its host that NCCL could not use."""
     if taken := job.notes("port-taken"):
         return _failed_setup("could not listen: the port is taken", taken, PORT)
     if failures := job.notes("cuda-failure"):

@@ -1,4 +1,4 @@
-"""All others waited for one long piece of work of a rank: a checkpoint, a compilation, or what its stack shows."""
+"""All others waited for one long operation of a rank: a checkpoint, a compilation, or the work its stack shows."""
 
 from collections.abc import Iterable, Iterator
 
@@ -54,7 +54,7 @@ def find_long_operation(case: Case) -> Iterator[Finding]:
 
 
 def _min_long_ns(job: JobState) -> float:
-    """Return how long work must take to be named: --hang-after, where that is short, says what its user calls long."""
+    """Return the time from which an operation is long: --hang-after, where that is shorter than the default."""
     hang_after_s = hang_after_of(job.manifest.settings) or HANG_AFTER_S
     return max(SLOW_AFTER_NS, min(HANG_AFTER_S, hang_after_s) * 1e9)
 

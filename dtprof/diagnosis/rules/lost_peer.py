@@ -1,4 +1,4 @@
-"""Who waits where and for whom, from the tracebacks of ranks whose operations failed: gloo, monitored barriers."""
+"""Waits between ranks from the tracebacks of failed operations: gloo, monitored barriers."""
 
 from collections.abc import Hashable, Mapping
 
@@ -29,7 +29,7 @@ def words_of(ops: set[str]) -> str:
 
 
 def find_waits(job: LoggedJob) -> Suspicion:
-    """Return the finding that the lines of failed operations give, and what they leave open."""
+    """Return the finding from the lines of failed operations, and its caveats."""
     fronts = {rank: trace for rank, trace in job.victims.items() if not trace.bare}
     if not fronts:
         return None

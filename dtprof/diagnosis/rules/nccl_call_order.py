@@ -130,7 +130,7 @@ def _find_fewer_calls(job: LoggedJob, groups: list[Members]) -> Finding | None:
 
 
 def _first_divergence(members: Members) -> int | None:
-    """Return the first position at which what they called differs."""
+    """Return the first position at which the calls differ."""
     first = max(min(calls) for calls in members.calls.values())
     last = min(members.last(rank) for rank in members.calls)
     for position in sorted({at for calls in members.calls.values() for at in calls if first <= at <= last}):
@@ -140,7 +140,7 @@ def _first_divergence(members: Members) -> int | None:
 
 
 def _groups(job: LoggedJob) -> list[Members]:
-    """Return the communicators of which all members are in the log, and how their calls stand beside each other."""
+    """Return the communicators whose members are all in the log, and their calls by rank."""
     found = job.facts.communicators
     ranks = ranks_by_process(list(found.values()))
     groups: dict[Hashable, list[Communicator]] = {}

@@ -13,7 +13,7 @@ from dtprof.job.wait_graph import has_come
 
 
 def _opposite(job: JobState, rank: int, operation: Operation) -> list[Operation]:
-    """Return what the peer has posted for this rank, the other way, and waits for in vain."""
+    """Return the messages that the peer posted for this rank in the other direction and waits for in vain."""
     peer = job.ranks.get(operation.peer_rank)
     if peer is None:
         return []

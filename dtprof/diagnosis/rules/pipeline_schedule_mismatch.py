@@ -54,7 +54,7 @@ def find_pipeline_mismatch(case: Case) -> Iterator[Finding]:
 
 
 def explain_death(case: Case, death: Finding) -> Iterator[Finding]:
-    """Give the finding for other plans where a rank died: what it received did not fit its plan."""
+    """Give the finding for different plans where a rank died: it received a message that did not fit its plan."""
     if (other := _find_other_plans(case.job)) is not None:
         yield explain(other, death)
 

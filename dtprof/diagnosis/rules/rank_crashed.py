@@ -87,7 +87,7 @@ def _confidence(named: list[RankState]) -> float:
 
 
 def find_failed_exit(case: Case) -> Iterator[Finding]:
-    """Give the finding for the only rank that ended with a status above 0, where what it raised was not seen."""
+    """Give the finding for the only rank that exited with a status above 0, where its exception was not seen."""
     job = case.job
     failed = [r for r in job.ranks.values() if r.exit is not None and r.exit.status > 0 and not r.exceptions]
     if len(failed) != 1 or failed[0].sees_program or job.unnamed or job.timed_out:
@@ -106,7 +106,7 @@ def find_failed_exit(case: Case) -> Iterator[Finding]:
 
 
 def _exhausted_words(rank: RankState, error: ExceptionRecord) -> list[str]:
-    """Say what a rank held, where the exception says that its memory ran out."""
+    """Give the memory of a rank by category, where the exception says that its memory ran out."""
     found = next((one for one in rank.out_of_memory if one.message[:200] == error.message[:200]), None)
     if found is None or not any(found.held_bytes.values()):
         return []

@@ -62,7 +62,7 @@ def _aborted_in_operation(rank: RankState) -> bool:
 
 
 def _memory_words(rank: RankState, job: JobState) -> list[str]:
-    """Say what a rank held in RAM beside the other ranks of its host, where that was sampled."""
+    """Give the RAM of a rank beside that of the other ranks of its host, where it was sampled."""
     held = job.find_resident() if job.find_resident is not None else {}
     if rank.rank not in held:
         return []
@@ -75,7 +75,7 @@ def _memory_words(rank: RankState, job: JobState) -> list[str]:
 
 
 def _last_seen_words(rank: RankState) -> str:
-    """Say what is known of where a rank was when a signal ended it."""
+    """Give the known position of a rank when a signal ended it."""
     if rank.crash is None or not rank.last_frames:
         return f"its last record is{at_line(rank.place)}"
     path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in rank.last_frames[:4])

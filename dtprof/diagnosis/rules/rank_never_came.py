@@ -1,4 +1,4 @@
-"""Others wait for ranks that no operation blocks, or that are lost, and no source shows what these do instead."""
+"""Others wait for ranks that no operation blocks, or that are lost, and no source shows their activity."""
 
 from collections.abc import Iterator
 

@@ -30,7 +30,7 @@ def find_never_joined(case: Case) -> Iterator[Finding]:
 
 
 def _without_record(job: JobState, waiting: tuple[int, ...]) -> Finding:
-    """Tell of ranks without a record; of those whose processes were seen, what these do instead of joining."""
+    """Report ranks without a record, with their activity where their processes were found."""
     seen = [job.starting[rank] for rank in job.missing if rank in job.starting]
     whose = f"{capitalised(job.missing)} of {job.world_size}"
     summary, confidence = f"{whose} never joined", 0.8

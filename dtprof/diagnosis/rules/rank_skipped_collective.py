@@ -158,7 +158,7 @@ def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_u
 
 @dataclass(frozen=True, kw_only=True)
 class _Program:
-    """The operations of a rank, and what it does after them; each place is searched once for all other ranks."""
+    """Operations and next operations of a rank; each place is searched once for all other ranks."""
 
     operations: Sequence[Operation]
     _following: dict[int, list[tuple[Operation, Operation]]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Ends that sentences tell of, and that no exit of a named rank stands for."""
+"""Deaths that messages report and that no exit record of a rank shows."""
 
 from dtprof.diagnosis.findings import Finding, capitalised
 from dtprof.diagnosis.known_errors import HOST_MEMORY

@@ -13,7 +13,7 @@ WHAT_IS_CALLED = "Compare what these ranks call at the lines named, and the argu
 
 
 def find_fingerprints(job: LoggedJob) -> Suspicion:
-    """Return the mismatch that torch's debug wrapper reported, and what it leaves open."""
+    """Return the mismatch that torch's debug wrapper reported, and its caveats."""
     prints, empty = _by_rank(job.facts.fingerprints)
     if not prints or _raised_before(job):
         return None
@@ -40,7 +40,7 @@ def find_fingerprints(job: LoggedJob) -> Suspicion:
 
 
 def _raised_before(job: LoggedJob) -> bool:
-    """Say whether an exception stands before the first report of a mismatch."""
+    """Say whether an exception precedes the first report of a mismatch."""
     first = job.facts.fingerprints[0].order
     return any(trace.order < first for trace in job.own_traces)
 

@@ -282,7 +282,7 @@ def _step_words(operation: Operation) -> str:
 
 
 def _both_sides(present: dict[int, Operation], culprits: tuple[int, ...]) -> tuple[Operation, Operation]:
-    """Return what one of the others and one of the culprits calls at a position."""
+    """Return the calls of one of the others and of one of the culprits at a position."""
     return next(operation for rank, operation in present.items() if rank not in culprits), present[culprits[0]]
 
 

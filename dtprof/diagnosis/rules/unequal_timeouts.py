@@ -8,7 +8,7 @@ from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.groups import GroupId
 
 DEFAULT_TIMEOUTS_S = (600.0, 1800.0)
-"""What torch gives groups made without a limit, on NCCL and elsewhere."""
+"""Default timeouts of groups in torch, on NCCL and elsewhere."""
 
 
 def find_unequal_timeouts(case: Case) -> Iterator[Finding]:

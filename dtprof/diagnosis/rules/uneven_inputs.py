@@ -24,7 +24,7 @@ CONSEQUENCES = (
     "backend-stall",
     "rank-stuck",
 )
-"""What a rank without batches does to the others, by what these wait in."""
+"""Consequence of a rank without batches for the others, by the operation these wait in."""
 
 
 def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:

@@ -60,7 +60,7 @@ def _find_early_uses(job: JobState) -> list[Finding]:
 
 
 def _is_own_call(site: Site) -> bool:
-    """Say whether the program itself asked for the handle: what a library does with its own is the library's."""
+    """Say whether the program itself asked for the handle: handles of a library are its own business."""
     return site.label is None and (not site.api or site.api.startswith((*RECEIVE_ALL, *HANDED_OUT)))
 
 
@@ -202,7 +202,7 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
 
 
 def _is_of_the_program(operation: Operation) -> bool:
-    """Say whether the program itself made the call: what a library does with its handles is the library's."""
+    """Say whether the program itself made the call: handles of a library are its own business."""
     site = operation.site
     return site is not None and site.label is None and site.api.startswith(RECEIVE_ALL)
 

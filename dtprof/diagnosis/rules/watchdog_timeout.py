@@ -32,7 +32,7 @@ SUSPENDED = 2.0
 
 
 def find_timeouts(job: LoggedJob) -> Finding | None:
-    """Return the finding that watchdogs' timeouts give, and what they leave open."""
+    """Return the finding from timeouts of watchdogs, and its caveats."""
     groups = fronts_by_group(job)
     if not groups:
         return None
@@ -187,7 +187,7 @@ def not_entered(
     confidence: float,
     name: str = "",
 ) -> Finding:
-    """Return the finding for ranks that had enqueued too few operations, with what it leaves open.
+    """Return the finding for ranks that had enqueued too few operations, with its caveats.
 
     Args:
         job: the attempt.

@@ -1,1 +1,1 @@
-"""What a diagnosis starts from: records, Flight Recorder dumps, plain logs."""
+"""Sources of a diagnosis: records, Flight Recorder dumps, plain logs."""

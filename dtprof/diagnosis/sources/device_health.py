@@ -11,7 +11,7 @@ from dtprof.records.nodes.node_reader import NodeSamples, newest_by_node
 
 
 def find_device_health(run: Path, ranks: Iterable[RankState], boots: Mapping[int, str]) -> dict[int, DeviceHealth]:
-    """Return what NVML said of the GPUs of each rank's host; of hosts that nobody sampled, that it is not known."""
+    """Return NVML's state of the GPUs of each rank's host; unknown for hosts without samples."""
     by_boot = {samples.boot_id: _health_of(samples) for samples in newest_by_node(run)}
     unknown = DeviceHealth(reason=NO_SAMPLES)
     return {rank.rank: by_boot.get(boots.get(rank.rank, ""), unknown) for rank in ranks}

@@ -1,4 +1,4 @@
-"""From the tables of one rank to the evidence that the rules look at."""
+"""From the tables of one rank to the evidence that rules read."""
 
 import functools
 from collections import Counter
@@ -69,7 +69,7 @@ class _Task:
 def read_ranks(
     run: Run, ranks: Sequence[int], executor: Executor, *, attempt: int | None = None, newest: int | None = None
 ) -> Iterator[RankRead]:
-    """Read ranks, and give what the rules need of each, in order.
+    """Read ranks, and give the evidence of each, in order.
 
     Parameters:
         attempt: the one to read; None for the last of each.
@@ -106,7 +106,7 @@ def rank_state(
     stack: Stack | None,
     alive: bool | None,
 ) -> RankState:
-    """Reduce the tables of one rank to what the rules need."""
+    """Reduce the tables of one rank to its evidence."""
     keys = identify_groups(tables.groups)
     past = tables.past or NO_PAST
     tables, started = _with_device_progress(tables)
@@ -206,7 +206,7 @@ def _with_device_progress(tables: RankTables) -> tuple[RankTables, frozenset[int
 
 
 def _device_phases(tables: RankTables) -> tuple[str, ...]:
-    """Return the phases that the device has begun and not ended, by their begin."""
+    """Return the phases that are open on the device, by their begin."""
     intervals = tables.device_intervals
     is_open = (intervals["end_ns"] == UNKNOWN_NS) & (intervals["state"] == codes.ISSUED)
     phases = intervals["op"][is_open & (intervals["kind"] == codes.DEVICE_PHASE)].tolist()
@@ -214,7 +214,7 @@ def _device_phases(tables: RankTables) -> tuple[str, ...]:
 
 
 def _first_error(tables: RankTables) -> int:
-    """Return when the first exception left the program; what is issued later is issued while it ends."""
+    """Return when the first exception left the program; operations after it belong to its exit."""
     return min((error.t_ns for error in tables.exceptions), default=UNKNOWN_NS)
 
 
@@ -225,7 +225,7 @@ def _named_ones(tables: RankTables, records: Array) -> Array:
 
 
 def _without_records(tables: RankTables) -> RankTables:
-    """Return what a rank says of names and lines; what holds on to it holds on to no records."""
+    """Return the names and lines of a rank, without a reference to its records."""
     operations, spans, samples = (
         np.zeros(0, records.dtype) for records in (tables.operations, tables.spans, tables.samples)
     )
@@ -333,7 +333,7 @@ def _channel_keys(
     sends: npt.NDArray[np.bool_],
     tags: npt.NDArray[np.integer],
 ) -> npt.NDArray[np.uint64]:
-    """Return what stands for the channel of each message where all of a rank are counted."""
+    """Return a number for the channel of each message where all messages of a rank are counted."""
     key: npt.NDArray[np.uint64] = groups.astype(np.uint64) << np.uint64(48)
     key |= ((peers + 1).astype(np.uint64) & np.uint64(0x7FFF)) << np.uint64(33)
     key |= (sends.astype(np.uint64) << np.uint64(32)) | (tags.astype(np.uint64) & np.uint64(0xFFFFFFFF))
@@ -359,7 +359,7 @@ def are_named(tables: RankTables, rows: Array, *names: str) -> npt.NDArray[np.bo
 
 
 def _is_open(rows: Array) -> npt.NDArray[np.bool_]:
-    """Say of each operation what `Operation.open` says of it."""
+    """Return `Operation.open` of each operation as a column."""
     failed = rows["state"] == codes.FAILED
     observed = (rows["flags"] & codes.COMPLETION_SEEN) != 0
     return np.asarray(failed | (observed & (rows["done_ns"] == UNKNOWN_NS)) | (rows["state"] == codes.ISSUED), bool)

@@ -1,4 +1,4 @@
-"""What a run on disk says of its job: the evidence of all its ranks, exits, stacks and samples, for the rules.
+"""A run on disk as a source: the evidence of its ranks, exits, stacks and samples, for the rules.
 
 Reads the files of the run alone. What only the caller can know, which processes are alive, comes in as `HostState`.
 """
@@ -179,7 +179,7 @@ def _find_stragglers(summary: "Summary") -> facts.Stragglers:
 
 
 def _find_resident(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str]) -> dict[int, int]:
-    """Return what each rank held in RAM when it was last sampled, in bytes."""
+    """Return the RAM of each rank at its last sample, in bytes."""
     held = newest_resident(run.path)
     seen = ((rank.rank, held.get((boots.get(rank.rank, ""), rank.pid))) for rank in ranks)
     return {rank: nbytes for rank, nbytes in seen if nbytes is not None}
@@ -225,7 +225,7 @@ def _assess(run: reader.Run, ranks: Iterable[facts.RankState], boots: Mapping[in
 
 
 def _phase(rank: facts.RankState) -> Phase:
-    """Return what a rank is at; one that its stack shows to be idle or frozen works on no first step or evaluation."""
+    """Return the activity of a rank; a rank with an idle or frozen stack is in no first step or evaluation."""
     phase = phase_of(rank.open_phases, steps=rank.steps or 0)
     if rank.stack is None or (rank.stack.is_busy and rank.stack.state not in FROZEN):
         return phase

@@ -25,7 +25,7 @@ MAX_EVENTS = 400_000
 def write_chrome(
     run: RunDetail, path: Path, *, steps: tuple[int, int] | None = None, executor: Executor = THIS_PROCESS
 ) -> list[str]:
-    """Write the file; return what the reader should know: what was left out."""
+    """Write the file; return remarks on omitted events."""
     window = choose_window(run, steps=steps, max_events=MAX_EVENTS)
     origin, left_out = run.first_ns, 0
     head = {"displayTimeUnit": "ms", "otherData": {"written by": "dtprof", "origin_ns": origin}}
@@ -92,7 +92,7 @@ def _slice_events(track: Track, pid: int, tid: int, origin: int, last_ns: int) -
 
 
 def _flow_events(track: Track, pid: int, tid: int, origin: int, last_ns: int) -> Iterator[bytes]:
-    """Yield what joins slices: begin of the first to arrive, begin of the next, end of the last."""
+    """Yield the flow events between slices: begin of the first to arrive, begin of the next, end of the last."""
     if track.flow is None or track.place is None:
         return
     rows = np.flatnonzero(track.flow > 0)

@@ -34,7 +34,7 @@ class Window:
         return since, until
 
     def describe(self, left_out: int = 0) -> list[str]:
-        """Return what is said of what is not in the file, a sentence each."""
+        """Return remarks on steps that the file omits, one sentence each."""
         said = [sentence for sentence in (self.reduced, self.apart) if sentence]
         if left_out:
             said.append(f"{format_count(left_out)} operations overlapped with too many others to be drawn")

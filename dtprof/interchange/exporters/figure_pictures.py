@@ -1,4 +1,4 @@
-"""Figures of the report as PNG, for what shows neither pages nor scripts.
+"""Figures of the report as PNG, for programs that show neither pages nor scripts.
 
 Draws what Plotly figures of bars, lines and bands hold, with Pillow, which tensorboard brings along: a
 browser, which Plotly's own export needs, is not there where jobs run. Hover texts and zooming are the report's.
@@ -106,7 +106,7 @@ class _Canvas:
         return Picture(png=encode_png(np.asarray(self._image)), width=self._image.width, height=self._image.height)
 
     def _rows(self) -> list[tuple[float, str]]:
-        """Return what is written at the left: where it lies, and the text."""
+        """Return the labels at the left: position and text."""
         axis = self._layout.yaxis
         if axis.tickvals is not None and axis.ticktext is not None:
             return [(float(at), plain(text)) for at, text in zip(axis.tickvals, axis.ticktext, strict=True)]
@@ -139,7 +139,7 @@ class _Canvas:
         return (first, max(places[1:], default=1.0)), (0.0, 1.03 * max(lengths) or 1.0)
 
     def _sides(self, trace: Any) -> tuple[Any, Any]:
-        """Return where bars stand, and how long they are."""
+        """Return positions and lengths of bars."""
         return (trace.x, trace.y) if self._upright else (trace.y, trace.x)
 
     def _stacks(self) -> Iterator[tuple[Any, Floats, Floats, Floats]]:
@@ -250,7 +250,7 @@ class _Canvas:
             self._write(EDGE, down.end - LINE, title, self._small)
 
     def _draw_legend(self, top: float) -> float:
-        """Write what the colours stand for; return where the picture can go on."""
+        """Draw the legend; return the position below it."""
         at = float(EDGE)
         named = [trace for trace in self._traces if trace.name and trace.showlegend is not False]
         for trace in named:
@@ -301,7 +301,7 @@ def plain(text: str | None) -> str:
 
 
 def mixed(colour: str | None, opacity: float | None = None) -> Colour:
-    """Return a colour as it looks on paper, however much of that shines through."""
+    """Return a colour as it looks on paper, blended with the background by its opacity."""
     parts = re.fullmatch(r"rgba\((\d+), ?(\d+), ?(\d+), ?([\d.]+)\)", colour or INK)
     values = [int(part) for part in parts.groups()[:3]] if parts else ImageColor.getrgb(colour or INK)[:3]
     share = float(parts[4]) if parts else 1.0 if opacity is None else float(opacity)

@@ -1,4 +1,4 @@
-"""Traces as torch.profiler writes them, one a rank, so that what reads those reads a run.
+"""Traces in torch.profiler's format, one per rank, for the tools that read those.
 
 HolisticTraceAnalysis reads any such trace. torch-tb-profiler 0.4.3 has its own rules, and loses views where one is
 broken (docs/how-to/use-tensorboard.md): steps are called ProfilerStep#N; communication counts only under five names
@@ -40,7 +40,7 @@ NEAREST = {
     "gather": "reduce",
     "all_to_all": "all_gather",
 }
-"""What an operation is counted as that torch-tb-profiler does not know; any other as all_reduce."""
+"""Names for operations that torch-tb-profiler does not know; all others become all_reduce."""
 WORK = ("forward", "recompute", "backward", "evaluation")
 DATA_LOADER = "enumerate(DataLoader)#dtprof.__next__"
 MAIN, FIRST_LANE, FIRST_COUNTED_LANE, FILLED = 1, 100, 1000, 2000
@@ -67,7 +67,7 @@ class Operations:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
-    """One rank of a trace: its events, and what its operations tell of the place that others leave empty."""
+    """One rank of a trace: its events, and the columns of its operations that other ranks lack."""
 
     rank: int
     backend: str
@@ -83,7 +83,7 @@ class RankTrace:
 def write_kineto(
     run: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, executor: Executor = THIS_PROCESS
 ) -> list[str]:
-    """Write the folder; return what the reader should know: what was left out."""
+    """Write the folder; return remarks on omitted events."""
     window = choose_window(run, steps=steps, max_events=MAX_EVENTS)
     write_traces(list(map_ranks(run, trace_collector(run, window), executor)), folder)
     return window.describe()
@@ -101,7 +101,7 @@ def write_traces(traces: Sequence[RankTrace], folder: Path) -> None:
 
 
 def trace_collector(run: RunDetail, window: Window) -> Callable[[RankDetail], RankTrace]:
-    """Return what makes a trace of a rank; it is picklable."""
+    """Return the picklable function that makes a trace of a rank."""
     facts = run.surveys.facts
     backends = {group.backend for fact in facts for group in fact.groups.values()}
     backend = "nccl" if any("nccl" in (name or "") for name in backends) else "gloo"
@@ -169,7 +169,7 @@ def _slices(category: str, names: Sequence[str], pid: int, times: Intervals, ids
 
 
 def _work(rank: RankDetail, since: int, end: int) -> list[tuple[str, Intervals]]:
-    """Return what the program does, about the time shown, when communication does not keep it from going on."""
+    """Return the computation of the program around the time shown, where communication does not block it."""
     (phase_times, phase), (part_times, part) = (
         (times[shown], owner[shown])
         for times, owner in (rank.phase_stretches, rank.part_stretches)
@@ -293,7 +293,7 @@ def _fill_places(trace: RankTrace, counts: dict[int, int], shortest: dict[int, C
 
 
 def _memory(rank: RankDetail, since: int, end: int, origin: int) -> list[Event]:
-    """Return memory over time as allocations and releases of what it grew and shrank by."""
+    """Return memory over time as allocations and releases of the differences."""
     samples, ops = rank.tables.samples, rank.tables.ops
 
     def series(name: str) -> tuple[Column, Column]:

@@ -42,7 +42,7 @@ class HostFile:
 
 
 def write_perfetto_archive(run: RunDetail, path: Path, *, steps: tuple[int, int] | None = None) -> list[str]:
-    """Write the file; return what the reader should know: what was left out."""
+    """Write the file; return remarks on omitted events."""
     window = choose_window(run, steps=steps, max_events=MAX_EVENTS)
     left_out = 0
     hosts: dict[str, HostFile] = {}  # by boot id
@@ -72,7 +72,7 @@ def write_perfetto_archive(run: RunDetail, path: Path, *, steps: tuple[int, int]
 
 
 def describe_hosts(run: str, hosts: Sequence[HostFile]) -> dict[str, object]:
-    """Return the manifest: whose clock the time line is, and what to add to times of the others.
+    """Return the manifest: the clock of the time line, and the offsets of the other clocks.
 
     Parameters:
         hosts: the first is the reference.

@@ -32,7 +32,7 @@ from dtprof.job.rank_executor import THIS_PROCESS, Executor
 
 MAX_BYTES = 500_000_000
 BYTES_AN_EVENT = 250
-"""What an event takes at most, and a little more: an operation with all that is known of it takes 150 to 230."""
+"""Upper bound of the bytes of an event: an operation with all known facts takes 150 to 230."""
 MAX_EVENTS = MAX_BYTES // BYTES_AN_EVENT
 PACKET = 1
 TIMESTAMP, SEQUENCE, TRACK_EVENT, INTERNED, SEQUENCE_FLAGS, DESCRIPTOR, CLOCKS = 8, 10, 11, 12, 13, 60, 6
@@ -56,7 +56,7 @@ class _Texts:
     values: dict[str, int] = field(default_factory=dict)
 
     def packet(self, sequence: int) -> bytes:
-        """Return what tells the reader all texts."""
+        """Return the packet that interns all texts."""
         entries = [
             one_message(kind, one_number(1, iid), one_text(2, text))
             for kind, texts in ((2, self.events), (3, self.names), (29, self.values))
@@ -73,7 +73,7 @@ class _Texts:
 def write_perfetto(
     run: RunDetail, path: Path, *, steps: tuple[int, int] | None = None, executor: Executor = THIS_PROCESS
 ) -> list[str]:
-    """Write the file; return what the reader should know: what was left out."""
+    """Write the file; return remarks on omitted events."""
     window = choose_window(run, steps=steps, max_events=MAX_EVENTS)
     left_out = 0
     with path.open("wb") as file:
@@ -84,14 +84,14 @@ def write_perfetto(
 
 
 def _encode(window: Window, rank: RankDetail) -> tuple[bytearray, int]:
-    """Return what the file holds of one rank, and how many operations found no place."""
+    """Return the packets of one rank, and the number of operations that found no track."""
     since, until = window.bounds(rank)
     tracks = build_tracks(rank, since_ns=since, until_ns=until)
     return rank_packets(tracks), tracks.left_out
 
 
 def rank_packets(rank: RankTracks, *, has_clocks: bool = True) -> bytearray:
-    """Return what a file holds of one rank.
+    """Return the packets of one rank.
 
     Parameters:
         has_clocks: say in it what the wall clock showed; else a manifest says how its clock relates to others.

@@ -21,7 +21,7 @@ NS = 1e9
 
 
 def write_prometheus(summary: Summary, path: Path) -> list[str]:
-    """Write the file; return what is said of what is not in it."""
+    """Write the file; return remarks on omitted figures."""
     path.write_bytes(exposition(list_families(summary)))
     omitted = []
     if len(summary.ranks) > MAX_RANKS:
@@ -32,7 +32,7 @@ def write_prometheus(summary: Summary, path: Path) -> list[str]:
 
 
 def list_families(summary: Summary) -> Iterator[Metric]:
-    """Return every figure; what is not known has no sample."""
+    """Return every figure; unknown ones have no sample."""
     run = Path(summary.run).name
     yield _one("info", "1; which run this is.", 1, run=run, backend=summary.backend or "", torch=summary.torch or "")
     for metric in metric_registry.JOB:

@@ -16,7 +16,7 @@ from dtprof.intervals import Column
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 BYTES_AT_ONCE = 1 << 20
-"""Of messages that are filled piece by piece: what stays in a core's own cache."""
+"""Messages filled together: as many as fit the cache of a core."""
 WORD = 8
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
@@ -66,7 +66,7 @@ class Fixed:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownOr:
-    """A field whose number may be -1: then another field of the same size stands for it."""
+    """A field whose number may be -1: then another field of the same size is written in its place."""
 
     known: int  # field number
     values: Column
@@ -131,7 +131,7 @@ def write_all(pieces: Sequence[Piece | bytes], count: int) -> Bytes:
 
 
 def fill_all(out: Bytes, pieces: Sequence[Piece | bytes], *, begin: int = 0) -> None:
-    """Write messages of one shape, one a row, from number `begin` on: what they share as a whole, then what differs."""
+    """Write messages of one shape, one per row, from number `begin` on: shared bytes first, then differing ones."""
     blank = b"".join(piece if isinstance(piece, bytes) else bytes(piece.size) for piece in pieces)
     shared = np.frombuffer(blank, np.uint8)
     at_once = max(1, BYTES_AT_ONCE // len(blank))
@@ -175,7 +175,7 @@ def one_message(field: int, *parts: bytes) -> bytes:
 
 
 def pad_last_varint(encoded: bytes, size: int) -> bytes:
-    """Make bytes that end with a varint longer without changing what they say."""
+    """Lengthen bytes that end with a varint without changing their value."""
     missing = size - len(encoded)
     if missing <= 0:
         return encoded

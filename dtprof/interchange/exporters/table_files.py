@@ -73,7 +73,7 @@ def _parquet_file(first: Table, path: Path) -> Iterator[Append]:
 
 @contextmanager
 def _csv_file(first: Table, path: Path) -> Iterator[Append]:
-    """Give a file of a head and rows; what is not known is empty."""
+    """Give a file of a header and rows; unknown values are empty."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([column.name for column in first.columns])

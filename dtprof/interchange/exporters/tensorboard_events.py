@@ -91,11 +91,11 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write what is left."""
+        """Write the remaining events."""
         self._file.close()
 
     def flush(self) -> None:
-        """Write what was added so far."""
+        """Write the events added so far."""
         self._file.flush()
 
     def scalars(

@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 ALL_RANKS = "all ranks"
 TRACES = "traces"
 PARTS_MS, PHASES_MS, MEMORY_BYTES = "parts_ms", "phases_ms", "memory_bytes"
-"""What tags of several quantities begin with."""
+"""Prefixes of tags with several quantities."""
 EXPOSED = ("exposed_transfer", "exposed_wait")
 _DEFINITIONS = {metric.name: metric.definition for metric in RANK}
 DESCRIPTIONS = {
@@ -72,7 +72,7 @@ class RankSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """What is said and drawn of the whole run, by tag; shown with `all ranks`."""
+    """Texts and pictures of the whole run, by tag; shown with `all ranks`."""
 
     texts: Mapping[str, str] = field(default_factory=dict)  # Markdown
     pictures: Mapping[str, Picture] = field(default_factory=dict)
@@ -92,14 +92,14 @@ def say_nothing() -> Account:
 
 @dataclass(kw_only=True)
 class ScalarLogs:
-    """The event files of a run; what a running job has come to since is appended."""
+    """The event files of a run; new steps of a running job are appended."""
 
     folder: Path
     logs: dict[str, EventLog] = field(default_factory=dict)
     written: int = 0  # the last step that was
 
     def append(self, run: RunDetail, series: Sequence[RankSeries]) -> list[str]:
-        """Add the steps that every rank has ended since the last time; return what is said of what is left out."""
+        """Add the steps that every rank has ended since the last call; return remarks on omitted ones."""
         last = min((int(rank.numbers[-1]) for rank in series if len(rank.numbers)), default=0)
         first = min((int(rank.numbers[0]) for rank in series if len(rank.numbers)), default=1)
         stride = max(1, -(-(last - max(first, self.written + 1) + 1) // MAX_POINTS))
@@ -132,7 +132,7 @@ class ScalarLogs:
         return self.logs[name]
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining events."""
         for log in self.logs.values():
             log.__exit__(None, None, None)
 
@@ -144,7 +144,7 @@ class ScalarLogs:
         log.scalars(rank.numbers[chosen], rank.ended_s[chosen], columns, descriptions=descriptions)
 
     def _describe(self, tag: str) -> str:
-        """Return what a tag means; empty: nobody said."""
+        """Return the description of a tag; empty where it has none."""
         return {PHASES_MS: PHASE, MEMORY_BYTES: MEMORY}.get(tag.partition("/")[0]) or DESCRIPTIONS.get(tag, "")
 
     def _append_all(
@@ -184,7 +184,7 @@ def write_tensorboard(
     account: Callable[[], Account] = say_nothing,
     look: RankMap | None = None,
 ) -> tuple[ScalarLogs, list[str]]:
-    """Write the log directory; return the logs, to which steps can be added, and what was left out.
+    """Write the log directory; return the logs, to which steps can be added, and remarks on omitted parts.
 
     Parameters:
         look: what looks at every rank; where it is not given this process does.
@@ -234,7 +234,7 @@ def rank_series(rank: RankDetail) -> RankSeries:
 
 
 def consumption(run: RunDetail) -> dict[str, dict[int, float]]:
-    """Return what the whole job consumed a second in each used step, by tag and step."""
+    """Return the throughput of the whole job in each used step, by tag and step."""
     groups = [group for fact in run.surveys.facts for group in fact.groups.values()]
     found, _ = measure_throughput(run.steps, run.surveys.consumed, groups, run.used)
     if found is None:
@@ -293,7 +293,7 @@ def _at(rank: RankSeries, tag: str, numbers: Column) -> Floats:
 
 
 def _median(table: Floats) -> Floats:
-    """Return the median over ranks of what is known; nan where nothing is."""
+    """Return the median over ranks of the known values; nan where none is known."""
     known = ~np.isnan(table).all(axis=0)
     medians = np.full(table.shape[1], np.nan)
     medians[known] = np.nanmedian(table[:, known], axis=0)

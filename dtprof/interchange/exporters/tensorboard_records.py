@@ -18,7 +18,7 @@ Checksums = npt.NDArray[np.uint32]
 
 
 def _table() -> Checksums:
-    """Return what each byte does to a checksum."""
+    """Return the effect of each byte on a checksum."""
     values = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         values = np.where(values & 1, (values >> 1) ^ np.uint32(POLYNOMIAL), values >> 1)
@@ -59,6 +59,6 @@ def _crc32c(content: bytes) -> int:
 
 
 def _masked(checksum: int) -> bytes:
-    """Return a checksum as it is stored: mixed, since what holds checksums may be checked itself."""
+    """Return a checksum as stored: masked, since checksums may be checksummed themselves."""
     mixed = (checksum >> MASK_SHIFT | checksum << (32 - MASK_SHIFT)) & ALL_ONES
     return ((mixed + MASK_ADDED) & ALL_ONES).to_bytes(4, "little")

@@ -116,7 +116,7 @@ class RankTracks:
 
 
 def build_tracks(rank: RankDetail, *, since_ns: int = 0, until_ns: int | None = None) -> RankTracks:
-    """Return the tracks of one rank; of what begins between two moments only, but for its steps and windows."""
+    """Return the tracks of one rank between two moments, with all of its steps and windows."""
     tables = rank.tables
     drawn = [
         _stretches(PARTS_OF_STEPS, rank.part_stretches, PARTS),
@@ -158,7 +158,7 @@ def name_rank(tables: RankTables) -> str:
 
 
 def name_group(group: Group | None) -> str:
-    """Return what a group is called best: its axis, what the program says of it, its name."""
+    """Return the best name of a group: its axis, its description in the program, its name."""
     if group is None:
         return "unknown group"
     return purpose_of(group) or f"group {group.name}"

@@ -1,4 +1,4 @@
-"""What back ends, kernels and frameworks call operations, element types and reductions."""
+"""Names of operations, element types and reductions in back ends, kernels and frameworks."""
 
 import re
 
@@ -29,7 +29,7 @@ _REDUCTIONS = {
 
 
 def operation_name(name: str) -> str:
-    """Return the common name of a collective or message from what a back end calls it."""
+    """Return the common name of a collective or message for a back end's name."""
     op = parse_name(name)[1][0].strip("_")
     return op or "unknown"
 

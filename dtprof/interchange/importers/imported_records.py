@@ -1,4 +1,4 @@
-"""What importers make of foreign files, whatever their format: the records of each rank."""
+"""Records of each rank from foreign files, whatever their format."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ class ImportedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """All ranks, and what can be said of them together."""
+    """All ranks, and the facts they share."""
 
     format: str
     files: tuple[str, ...]
@@ -180,7 +180,7 @@ class RecordBuilder:
         self._append(schema.KIND["sample"], self.op(name), times)["numel"] = values
 
     def _append(self, kind: Column | int, op: Column | int, begin: Column) -> Array:
-        """Add records of what is done, and return them to be filled in further."""
+        """Add records, and return them to be filled in further."""
         rows: Array = np.zeros(len(begin), RECORD_DTYPE)
         rows["state"], rows["thread"], rows["peer"] = schema.STATE["done"], MAIN_THREAD, -1
         rows["kind"], rows["op"], rows["issued_ns"] = kind, op, begin

@@ -127,7 +127,7 @@ def check_output(output: Path, inputs: Sequence[Path], *, force: bool) -> None:
 
 
 def clear_output(output: Path) -> None:
-    """Remove what a directory holds.
+    """Empty a directory.
 
     Raises:
         OutputError: something cannot be removed.

@@ -55,7 +55,7 @@ class Arguments(msgspec.Struct, gc=False):
 
 
 class Correlated(msgspec.Struct, gc=False):
-    """What is wanted of kernels and launches, of which there are many."""
+    """Fields read of kernels and launches, of which there are many."""
 
     correlation: Any = None
     device: Any = None
@@ -137,7 +137,7 @@ def _whole_ns(us: Any) -> Column:
 
 @dataclass(kw_only=True)
 class KinetoTrace:
-    """What one file holds."""
+    """The events of one file."""
 
     path: Path
     facts: dict[str, Any] = field(default_factory=dict)
@@ -256,7 +256,7 @@ def _devices_of(all_arguments: Sequence[Correlated | Arguments | None]) -> set[i
 
 
 def _classify(category: str, name: str) -> int:
-    """Return what an event is."""
+    """Return the kind of an event."""
     if category in _OPERATORS:
         if name.startswith(BACKWARD_OP):
             return NODE
@@ -294,7 +294,7 @@ def correlation_of(arguments: Correlated | Arguments | None) -> int:
 
 
 def _call(event: Event) -> Call:
-    """Keep an event; what it refers to of the piece it was read from is copied."""
+    """Keep an event; copy the fields that refer to the piece it was read from."""
     try:
         arguments = _ARGUMENTS.decode(event.args)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -182,7 +182,7 @@ def _times_of(calls: Sequence[Call]) -> tuple[list[int], list[int]]:
 
 
 def _on_device(name: str, begin: Column, end: Column, trace: KinetoTrace, launched: Column) -> tuple[Column, Column]:
-    """Return from when to when the device ran what the host launched in a phase."""
+    """Return the interval in which the device ran the kernels that the host launched in a phase."""
     if name in _ON_HOST or not len(begin):
         return begin, end
     kernel_begin, kernel_end, _ = trace.kernels.columns(trace.base_ns)
@@ -246,7 +246,7 @@ def _notes(trace: KinetoTrace, operations: Sequence[Any]) -> tuple[str, ...]:
 
 
 def join_ranks(ranks: Sequence[tuple[Path, ImportedRank]]) -> tuple[list[ImportedRank], list[str]]:
-    """Return the ranks of one job, on as many clocks as they have, and what the traces lack.
+    """Return the ranks of one job, on their clocks, and the caveats of the traces.
 
     Raises:
         NotATraceError: they are not of one job.

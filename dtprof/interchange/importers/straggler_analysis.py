@@ -35,7 +35,7 @@ CLIP = "optimizer-clip-main-grad"
 OPTIMIZER = ("optimizer", CLIP)
 PAUSE = "gc"
 CLIP_PHASE = "clip_gradients"
-"""What the program marks where an optimizer clips gradients: it waits for the norms of all other ranks there."""
+"""Mark of the program where an optimizer clips gradients: it waits for the norms of all other ranks there."""
 MESSAGES = {
     "forward-send": ("send", 1, 0),
     "forward-recv": ("recv", -1, 0),

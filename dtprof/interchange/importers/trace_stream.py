@@ -35,7 +35,7 @@ class TraceFile(Generic[Event]):
     """One trace file: `events` yields its events piece by piece, after which `facts` and `problems` are complete."""
 
     def __init__(self, path: Path, event: type[Event]) -> None:
-        """Know where the events are and what is wanted of each."""
+        """The path of the events and the fields to read of each."""
         self.path = path
         self.facts: dict[str, Any] = {}
         self.problems: list[str] = []
@@ -77,7 +77,7 @@ class TraceFile(Generic[Event]):
                 return
 
     def _head(self, file: IO[bytes]) -> bytes:
-        """Read up to the first event; return what was read beyond."""
+        """Read up to the first event; return the bytes read beyond."""
         head = b""
         while len(head) < MAX_HEAD_BYTES:
             piece = file.read(PIECE_BYTES)
@@ -96,7 +96,7 @@ class TraceFile(Generic[Event]):
         )
 
     def _split(self, data: bytes, *, ended: bool) -> tuple[list[Event], bytes, bool]:
-        """Return the events that are whole, what follows them, and whether that can be read on."""
+        """Return the whole events, the bytes after them, and whether reading can go on."""
         if ended:
             return self._last(data)
         boundaries = list(_BETWEEN.finditer(data, max(0, len(data) - TAIL_BYTES)))

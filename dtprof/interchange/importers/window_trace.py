@@ -1,4 +1,4 @@
-"""The trace of a window that dtprof took: its operations on the clock of the records, and what took the time."""
+"""The trace of a window that dtprof took: its operations on the clock of the records, and the kernels by time."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ class _Piece(NamedTuple):
 
 
 class _Sums:
-    """What operators and kernels took, by name."""
+    """Time of operators and kernels, by name."""
 
     def __init__(self) -> None:
         self.calls: dict[object, list[_Piece]] = defaultdict(list)  # by thread

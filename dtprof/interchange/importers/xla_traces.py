@@ -68,7 +68,7 @@ class _Collective:
 
 @dataclass(kw_only=True)
 class _Device:
-    """What one device did."""
+    """Events of one device."""
 
     computed: list[tuple[float, float]] = field(default_factory=list)
     collectives: list[_Collective] = field(default_factory=list)
@@ -78,7 +78,7 @@ class _Device:
 
 @dataclass(kw_only=True)
 class _Host:
-    """What one file holds."""
+    """Events of one file."""
 
     path: Path
     problems: list[str]

@@ -13,7 +13,7 @@ MOST_BYTES = np.iinfo(np.int32).max
 
 
 def arrow_array(pa: Any, kind: Any, values: npt.NDArray[Any]) -> Any:
-    """Return a column as an array of this type of `pa`, which is pyarrow; what is masked is null."""
+    """Return a column as an array of this type of `pa`, the module pyarrow; masked values are null."""
     known = None
     if isinstance(values, np.ma.MaskedArray) and (missing := np.ma.getmaskarray(values)).any():
         known = _bits(pa, ~missing)

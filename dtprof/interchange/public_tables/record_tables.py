@@ -17,7 +17,7 @@ _LOOKED_UP = ("op", "kind", "state", "group")
 
 
 def _columns(columns: Sequence[TableColumn], *first: str) -> tuple[Column, ...]:
-    """Return what is exported, some columns before the others."""
+    """Return the exported columns, some before the others."""
     exported = {
         column.name: Column(
             name=column.exported_as or column.name,
@@ -47,7 +47,7 @@ Values = dict[str, npt.NDArray[Any]]
 
 
 def _values(rows: Array, columns: Sequence[TableColumn], rank: RankTables) -> Values:
-    """Return the exported columns of a table: names for ids and codes, masks where a number stands for not known."""
+    """Return the exported columns of a table: names for ids and codes, masks for numbers that mean unknown."""
     names: dict[str, dict[int, Any]] = {
         "op": dict(enumerate(rank.ops)),
         "kind": _KINDS,

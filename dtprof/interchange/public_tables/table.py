@@ -18,7 +18,7 @@ DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_, "str": obj
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column: what it is called, what it holds, in which unit, and what it means."""
+    """One column: its name, type, unit and meaning."""
 
     name: str
     dtype: str  # int64, float64, bool, str
@@ -133,7 +133,7 @@ def _load(package: str) -> Any:
 
 
 def build_table(name: str, columns: Sequence[Column], rows: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> Table:
-    """Return a table of these columns; None in a sequence, and what is masked, is not known."""
+    """Return a table of these columns; None in a sequence, and masked values, are unknown."""
     return Table(
         name=name, columns=tuple(columns), data={column.name: _array(column, rows[column.name]) for column in columns}
     )

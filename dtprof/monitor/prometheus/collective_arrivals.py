@@ -17,7 +17,7 @@ from dtprof.job.groups import GroupId
 MAX_HELD = 16_384
 """Operations of one rank and group that wait for other members; the oldest are given up."""
 SEQ, ISSUED, DONE, OP = range(4)
-"""Rows of what is held of a rank and group, a column an operation."""
+"""Kept rows of a rank and group, one column per operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Arrivals:
         own[rank] = operations[:, -MAX_HELD:]
 
     def judge(self, members: Mapping[GroupId, set[int]], rooted: Mask) -> list[tuple[GroupId, Judged]]:
-        """Return what can be judged now.
+        """Return the waits that can be judged now.
 
         Args:
             members: of each group, on this node.
@@ -59,7 +59,7 @@ class Arrivals:
 
 
 def _judge(own: dict[int, Column], rooted: Mask) -> Judged | None:
-    """Judge what all have in common, and hold it no longer."""
+    """Judge the operations that all ranks have, and drop them."""
     ranks = sorted(own)
     first = own[ranks[0]][SEQ]
     if all(np.array_equal(own[rank][SEQ], first) for rank in ranks[1:]) and (np.diff(first) > 0).all():

@@ -9,7 +9,7 @@ from dtprof.interchange.metric_families import COUNTER, GAUGE, HISTOGRAM, Declar
 MAX_RANKS = 32
 """Ranks of a node that have series of their own: all where there are no more, else those most waited for."""
 MAX_NAMES = 24
-"""Groups, operations and phases, each, that have a name of their own; what comes later is counted under OTHER."""
+"""Groups, operations and phases with a label of their own, of each kind; later ones are counted under OTHER."""
 OTHER = "other"
 
 

@@ -14,7 +14,7 @@ class Collector:
     """Follows the ranks of this node."""
 
     def __init__(self, records: Subscription, *, state: Callable[[], NodeState]) -> None:
-        """Take the records of the ranks of this node; `state` gives what the launcher knows."""
+        """Read the records of the ranks of this node; `state` gives the launcher's own facts."""
         self._records = records
         self._tally = NodeTally()
         self._state = state
@@ -22,7 +22,7 @@ class Collector:
         self._cpu_s = 0.0
 
     def collect(self) -> bytes:
-        """Take what is new; return all metrics as they are now."""
+        """Read new records; return all metrics as they are now."""
         begin_s = time.thread_time()
         for growths, _ in self._records.take():
             self._tally.take(growths)

@@ -11,7 +11,7 @@ from dtprof.interchange.metric_families import CONTENT_TYPE
 PATH = "/metrics"
 REQUEST_TIMEOUT_S = 10
 MAX_REQUESTS = 8
-"""Answered at one time; what comes beyond is refused."""
+"""Requests answered at one time; further ones are refused."""
 
 
 class MetricsServer:
@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, f"dtprof: metrics are at {PATH}\n".encode(), "text/plain")
 
     def do_HEAD(self) -> None:
-        """Answer the question what a scrape would bring."""
+        """Answer a HEAD request as a scrape would be."""
         self.do_GET()
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""What the launcher knows of its node, as Prometheus' metrics: processors, memory, devices."""
+"""Facts of a node that its launcher knows, as Prometheus metrics: processors, memory, devices."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records.nodes.node_samples import GPU, HOST, Value
 
 THROTTLES = {"power": 4 | 128, "heat": 32 | 64, "hardware": 8}
-"""Bits of NVML's reasons for clocks that are held down."""
+"""Bits of NVML's throttling reasons."""
 
 
 def list_node_metrics(state: NodeState) -> Iterator[Metric]:
-    """Return what is known of the node and its devices; nothing where it is not sampled."""
+    """Return the metrics of the node and its devices; none where it is not sampled."""
     if state.sample is None:
         return
     host = dict(zip((one.name for one in HOST), state.sample.host, strict=False))

@@ -1,4 +1,4 @@
-"""What the launcher knows of its node beside the records; every launcher makes one, most without any exposition."""
+"""Facts of a node that its launcher knows beside the records; every launcher makes one, most without exposition."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from dtprof.records.nodes.node_samples import Sample
 
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """What the launcher of this node knows beside the records."""
+    """Facts of this node that its launcher knows beside the records."""
 
     run: str
     host: str

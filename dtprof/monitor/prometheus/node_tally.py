@@ -27,7 +27,7 @@ from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, join, se
 KNOWN_OF = {"duration_ns": "timed", "blocked_ns": "seen", "wait_ns": "judged"}
 """Times by group and operation, and of how many operations each is known: where that is 0, the time is not 0."""
 SUMS = ("count", "nbytes", "failed", *KNOWN_OF, *KNOWN_OF.values(), "open")
-"""What is summed by group and operation; `open` is the level at the newest poll."""
+"""Sums by group and operation; `open` is the level at the newest poll."""
 KEPT_BACKWARD = 64
 """Backward passes that are remembered: an operation settles after its own has ended."""
 _DEFAULT_GROUP = "default_pg"
@@ -41,7 +41,7 @@ def number_label(labels: Interned[str], name: str) -> int:
 
 
 def group_label(group: Group | None) -> str:
-    """Return what a group is for, which is the same on every node: its axis, else what its maker called it."""
+    """Return the purpose of a group, which is the same on every node: its axis, else its description."""
     if group is None:
         return "unknown"
     if not group.axis and _DEFAULT_GROUP in (group.description, group.name):
@@ -76,7 +76,7 @@ class RankTally:
 
 
 class NodeTally:
-    """All ranks of the node; an attempt that ended goes on to count in what is not by rank."""
+    """All ranks of the node; an ended attempt still counts in sums over ranks."""
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -104,7 +104,7 @@ class NodeTally:
         return sum(map(sum_consumed, attempts.values()), np.zeros(len(events.CONSUMED), np.int64))
 
     def take(self, growths: Mapping[int, Growth]) -> None:
-        """Take in what the ranks have gained since the last poll."""
+        """Add the new records of the ranks since the last poll."""
         self.sums["open"][:] = 0
         newest = max((growth.tables.attempt for growth in growths.values()), default=0)
         if newest > self._attempt:

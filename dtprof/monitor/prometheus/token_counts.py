@@ -21,7 +21,7 @@ def _nothing() -> Column:
 
 @dataclass
 class Consumed:
-    """What one rank has consumed: tokens and samples, in the order of events.CONSUMED."""
+    """Consumption of one rank: tokens and samples, in the order of events.CONSUMED."""
 
     totals: Column = field(default_factory=_nothing)
     shared: frozenset[Group] = frozenset()  # groups whose ranks may consume the same
@@ -32,7 +32,7 @@ class Consumed:
         self.shared = frozenset(group for group in groups if group.axis in SAME_SAMPLES)
 
     def add(self, tables: RankTables, ends: Sequence[int]) -> None:
-        """Take in samples, and steps that ended at these times: each consumed what had been sampled last."""
+        """Add samples, and steps that ended at these times: each consumed the last sampled amount."""
         for place, name in enumerate(events.CONSUMED):
             rows = samples_of(tables, name)
             held = np.concatenate((self._a_step[place : place + 1], rows["value"]))

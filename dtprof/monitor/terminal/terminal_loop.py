@@ -20,7 +20,7 @@ FEWEST_LINES = 10
 
 
 def print_once(monitor: Monitor) -> JobSnapshot:
-    """Print one screen of all ranks; return what it shows."""
+    """Print one screen of all ranks; return its text."""
 
     snapshot = monitor.poll()
     lines = max(FEWEST_LINES, len(snapshot.ranks) + len(snapshot.alarms) + FEWEST_LINES)

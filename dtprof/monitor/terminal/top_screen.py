@@ -21,19 +21,19 @@ MAX_ALARM_LINES = 3
 LONG_NS = 1_000_000_000
 """For which a rank is shown to be at one thing in another colour."""
 LEAST_DOING = 14
-"""Columns of the terminal that are left for what a rank does; where it is narrow, other things go for that."""
+"""Columns of the terminal kept for the activity of a rank; on a narrow one, other columns give way."""
 _COLUMNS = ("rank", "step", "step time", "comm", "wait", "memory", "for")
 _LEFT_OUT_FIRST = ("comm", "memory", "wait", "step time", "for", "step")
 
 
 def render_reading(run: Path, num_ranks: int) -> Group:
-    """Return what to show before the records have been read."""
+    """Return the screen before the records have been read."""
     title = Text.assemble((run.name or str(run), "bold"), no_wrap=True, overflow="ellipsis")
     return Group(title, Text(f"reading {format_count(num_ranks)} rank{'' if num_ranks == 1 else 's'} ..."))
 
 
 def render_screen(snapshot: JobSnapshot, run: Path, *, height: int, width: int = WIDTH, keys: str = "q quits") -> Group:
-    """Return what to show on a terminal of so many lines.
+    """Return the screen for a terminal of so many lines.
 
     Args:
         moment: what the last poll gave.

@@ -1,4 +1,4 @@
-"""The table of what the ranks of a running job do now, above the pages; rendered at every poll."""
+"""The table of the activity of ranks of a running job, above the pages; rendered at every poll."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What the live pages of one run show: documents by panel, each with the version at which it last changed."""
+"""The live pages of one run: documents by panel, each with the version at which it last changed."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ Result = TypeVar("Result")
 
 
 class Diagnose(Protocol):
-    """Says what is wrong with a run."""
+    """Diagnoses a run."""
 
     def __call__(self, run: Path, summary: Summary | None, /) -> Verdict:
         """Return the verdict; the summary is that of the newest steps of a job that runs, None where it has ended."""
@@ -103,7 +103,7 @@ class _AsOf:
 
 
 class Feed:
-    """Polls a run on request, and draws what has changed; several threads may request.
+    """Polls a run on request, and draws changed panels; several threads may request.
 
     The result of a poll is in the answer at once. Drawing and diagnosis run beside the answers. Watched pages are drawn
     ahead, other pages on request.
@@ -165,7 +165,7 @@ class Feed:
         self.asked = clock()
 
     def since(self, version: int, page: str = "") -> dict[str, Any]:
-        """Return what changed on a page after a version, the newest version, and how the job stands.
+        """Return the changes of a page after a version, the newest version, and the status of the job.
 
         Parameters:
             version: of the page.
@@ -194,7 +194,7 @@ class Feed:
             }
 
     def first(self) -> tuple[Source, Sequence[Dashboard], Mapping[str, Document], int]:
-        """Return what the pages begin with, and the version of that.
+        """Return the head of the pages, and its version.
 
         Raises:
             DtprofError: there is nothing to begin with.
@@ -401,7 +401,7 @@ class Feed:
         return f"step {format_count(as_of.step)} ({format_age(self._clock() - as_of.at)} ago)"
 
     def _now(self) -> str | None:
-        """Return the table of what ranks do now; None once the job has ended."""
+        """Return the table of the activity of ranks; None once the job has ended."""
         snapshot = self._snapshot
         if snapshot is None or snapshot.has_ended or not snapshot.ranks:
             return None

@@ -27,7 +27,7 @@ class RunEntry:
 
     @property
     def state(self) -> str:
-        """How it stands, in words."""
+        """The status, in words."""
         if self.trouble:
             return "cannot tell"
         if not self.has_ended:

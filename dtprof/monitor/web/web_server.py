@@ -36,7 +36,7 @@ IDLE_S = 60.0
 MAX_FEEDS = 8
 """Runs that are open at a time."""
 COMPRESS_LEVEL = 1
-"""Most of what is sent is compressed already, or small."""
+"""Most responses are compressed already, or small."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -194,7 +194,7 @@ class Guard:
         await (answer or self._app)(scope, receive, send_with_headers)
 
     def _check(self, request: Request) -> Response | None:
-        """Return what to answer instead; None where the request may pass."""
+        """Return the response in place of the page; None where the request may pass."""
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("only GET and HEAD: nothing can be changed here", 405)
         if self._token is None:

@@ -45,7 +45,7 @@ class HostClock:
         return (last.offset_ns - first.offset_ns) / (last.t_ns - first.t_ns) * 1e6
 
     def offset_at(self, t_ns: int) -> float:
-        """Return what to add to a time of this host: on the line between measurements, beyond them by the drift."""
+        """Return the offset for a time of this host: linear between measurements, beyond them by the drift."""
         if not self.points:
             return 0.0
         before, after = self._around(t_ns)

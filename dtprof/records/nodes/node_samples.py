@@ -88,7 +88,7 @@ THROTTLE_REASONS = {
     0x40: "heat of its hardware",
     0x80: "the power brake",
 }
-"""Bits of `throttle_reasons` and what they stand for; an idle device (1) is not held down."""
+"""Bits of `throttle_reasons` and their meaning; an idle device (1) is not throttled."""
 PROCESS = _fields(
     [
         ("rss_bytes", "bytes", False, "resident memory, shared pages included"),

@@ -23,7 +23,7 @@ RECORD_DTYPE = np.dtype(
     }
 )
 PLAIN, RESIDUAL_4, RESIDUAL_8 = range(3)
-"""Codings of a column: its bytes, or what a prediction leaves of it as zigzag integers of 4 or 8 bytes."""
+"""Codings of a column: its bytes, or the residuals of a prediction as zigzag integers of 4 or 8 bytes."""
 LEVEL = 1
 _COUNT = struct.Struct("<Q")
 _BLOCK = struct.Struct("<BI")
@@ -119,7 +119,7 @@ def archive_segment(path: Path) -> None:
 
 
 def _prediction(name: str, records: Records) -> Ints | None:
-    """Return what a column is expected to be, from the columns before it in the record; None: it is kept as it is."""
+    """Return the prediction of a column from the columns before it in the record; None: it is kept as it is."""
     if name == "seq":
         return _next_in_group(records)
     if name == "issued_ns":
@@ -218,6 +218,6 @@ def _fill_seq(records: Records, residual: Ints) -> None:
 
 
 def _shuffle(column: npt.NDArray[np.generic]) -> bytes:
-    """Return the lowest bytes of all numbers, then the next, ...: those that hardly change stand together."""
+    """Return the lowest bytes of all numbers, then the next, ...: bytes that hardly change become neighbours."""
     plain: Bytes = np.ascontiguousarray(column).view(np.uint8)
     return plain.reshape(-1, column.dtype.itemsize).T.tobytes()

@@ -56,7 +56,7 @@ def first_of_newest(files: Sequence[Path], *, of_all: int, of_each: int) -> int:
 def count_past(
     files: Sequence[Path], newest: Array, names: Sequence[str]
 ) -> tuple[Past, list[Array], list[dict[str, Any]]] | None:
-    """Count what old segments hold, and read the spans that matter wherever they lie.
+    """Count the records of old segments, and read their spans that matter.
 
     Parameters:
         files: the segments, in order.
@@ -97,7 +97,7 @@ class _Counter:
         self._longest_gap_ns = 0
 
     def past(self) -> Past:
-        """Return what was counted."""
+        """Return the counts."""
         return Past(
             counts=self._counts,
             messages=dict(self._messages),

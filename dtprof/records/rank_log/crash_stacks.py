@@ -11,7 +11,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?{3}) in (.*)')
 
 
 def read_crash(file: Path) -> CrashStack | None:
-    """Return what the file holds; None where there is none, or another one."""
+    """Return the crash stack of the file; None where there is no such file, or another kind."""
     try:
         with file.open("rb") as opened:
             lines = opened.read(MAX_BYTES).decode(errors="replace").splitlines()

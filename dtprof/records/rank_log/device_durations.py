@@ -1,4 +1,4 @@
-"""Join what was measured on the device to the operations that the hook recorded. Part of the reader."""
+"""Join durations measured on the device to recorded operations. Part of the reader."""
 
 import numpy as np
 import numpy.typing as npt

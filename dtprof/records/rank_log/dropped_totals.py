@@ -1,4 +1,4 @@
-"""Sums of events whose records are dropped, by what was done where."""
+"""Sums of events whose records are dropped, by operation and group."""
 
 import numpy as np
 

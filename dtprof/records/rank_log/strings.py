@@ -149,7 +149,7 @@ class Strings:
         return dataclasses.replace(plain, label=self.labels[int(row["label"])])
 
     def groups_with_axes(self) -> dict[int, Group]:
-        """Return the groups with their axes: the dimension of a mesh, what uses the group, the group's description.
+        """Return the groups with their axes, by the mesh dimension, the user or the description of the group.
 
         Several dimensions may have one group, as "world" and "tp" where all ranks are tensor-parallel: then one whose
         name says what it is for, else the use of the group, counts. Flattened dimensions come last of either kind.

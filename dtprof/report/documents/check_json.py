@@ -9,7 +9,7 @@ SCHEMA = 1
 
 
 def check_json(run: str, results: Sequence[ThresholdResult], *, passed: bool, allow_unknown: bool) -> dict[str, object]:
-    """Return the document; what is not known is null, with its reason."""
+    """Return the document; unknown values are null, with their reason."""
     return {
         "schema": SCHEMA,
         "run": run,

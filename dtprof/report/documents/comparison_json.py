@@ -8,7 +8,7 @@ _FIGURES = ("a", "b", "difference", "share", "low", "high", "detectable")
 
 
 def comparison_json(result: Comparison) -> dict[str, object]:
-    """Return the document; what is not known or not judged is null, with its reason."""
+    """Return the document; unknown or unjudged values are null, with their reason."""
     return {
         "schema": SCHEMA,
         "a": _side(result.a),

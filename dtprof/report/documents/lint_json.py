@@ -1,4 +1,4 @@
-"""What lint finds as JSON, schema 1; docs/reference/lint.md is its contract."""
+"""Findings of lint as JSON, schema 1; docs/reference/lint.md is its contract."""
 
 from typing import Any
 

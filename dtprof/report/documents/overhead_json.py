@@ -9,7 +9,7 @@ from dtprof.analysis.results import Overhead
 def overhead_json(
     result: OverheadResult, *, own: Overhead | None, command: Sequence[str], where: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the document; what is unknown is null, with a reason under `cannot_tell`."""
+    """Return the document; unknown values are null, with a reason under `cannot_tell`."""
     times = {
         quantity.name: {
             "bare_ns": round(quantity.bare_ns),

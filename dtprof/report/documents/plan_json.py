@@ -7,7 +7,7 @@ SCHEMA = 1
 
 
 def plan_json(result: PlanResult) -> dict[str, object]:
-    """Return the document; what is not known is null, with its reason under `cannot_tell`."""
+    """Return the document; unknown values are null, with their reason under `cannot_tell`."""
     return {
         "schema": SCHEMA,
         "considered": result.plans.considered,

@@ -8,7 +8,7 @@ SCHEMA = 1
 
 
 def whatif_json(result: Prediction) -> dict[str, object]:
-    """Return the document; what is not known or not predicted is null, with its reason under `cannot_tell`."""
+    """Return the document; unknown or unpredicted values are null, with their reason under `cannot_tell`."""
     slow = result.slowdowns
     return {
         "schema": SCHEMA,

@@ -11,7 +11,7 @@ from dtprof.report.figures.plot import new_trace
 SPEEDS = (("TB/s", 1e3), ("GB/s", 1.0), ("MB/s", 1e-3), ("kB/s", 1e-6), ("B/s", 1e-9))
 SYMBOLS = {"send": "triangle-up", "recv": "triangle-down", "all_gather": "square", "reduce_scatter": "diamond"}
 HANDED_OVER = "send"
-"""What is over before its message has arrived, where a backend takes messages into buffers, as gloo does."""
+"""Operations that end before their message has arrived, where a backend buffers messages, as gloo does."""
 
 
 def draw_bandwidth(source: Source) -> Drawing | Nothing:
@@ -91,7 +91,7 @@ def _name_speed(gb_per_s: float) -> str:
 
 
 def _size(row: CollectiveResult, known: Sequence[CollectiveResult]) -> float:
-    """Return the diameter whose area stands for the time in flight."""
+    """Return the diameter whose area is proportional to the time in flight."""
     longest = max((other.duration_ns or 0) * other.count for other in known) or 1
     return 8 + 20 * float(((row.duration_ns or 0) * row.count / longest) ** 0.5)
 

@@ -1,4 +1,4 @@
-"""What each straggler costs the others, and in which phase it loses the time."""
+"""The cost of each straggler for the others, and the phase in which it loses the time."""
 
 from dtprof.analysis.results import PHASES
 from dtprof.report.figures.drawing import Drawing, Nothing, bars, new_figure, rank_names, stack_bars

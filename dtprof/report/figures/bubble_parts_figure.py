@@ -11,7 +11,7 @@ from dtprof.report.figures.pipeline_figure import explain_no_pipeline
 CAUSES = ("schedule", "imbalance", "exposed_p2p", "jitter")
 TIMES = ("warm_up", "steady", "drain")
 LEAST_GAIN = 0.0005
-"""Of the window: what is shown as 0.0 % is not spoken of."""
+"""As a share of the window: parts that would read 0.0 % are not mentioned."""
 
 
 def draw_bubble_parts(source: Source) -> Drawing | Nothing:

@@ -118,7 +118,7 @@ def _shared_lines(devices: Sequence[DeviceSeries]) -> list[_Line]:
 
 
 def _scale(quantity: str, lines: Sequence[_Line]) -> tuple[float, str]:
-    """Return what values are divided by, and the title of their axis."""
+    """Return the divisor of values, and the title of their axis."""
     if quantity not in ("memory", "traffic"):
         return (0.01 if quantity == "busy" else 1.0), QUANTITIES[quantity]
     largest = [float(np.nanmax(line.values[quantity])) for line in lines if quantity in line.values]

@@ -1,4 +1,4 @@
-"""What a figure function returns, and what all figures share: label text and the plain layout."""
+"""The result of a figure function, and the shared parts of figures: label text and the plain layout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def new_figure(*, title: str, x_title: str, y_title: str, height: int) -> Plot:
 
 
 def marker(name: str) -> dict[str, Any]:
-    """Return the marker of bars that stand for a part, phase or kind."""
+    """Return the marker of bars of a part, phase or kind."""
     hue = hue_of(name)
     look: dict[str, Any] = {"color": hue.light, "line": {"width": 0}}
     if hue.pattern:
@@ -83,7 +83,7 @@ def bars(
     lying: bool = True,
     **more: Any,
 ) -> Any:
-    """Return the bars of a part, phase or kind, which lie or stand at their places; `more` is of Plotly's bars."""
+    """Return the bars of a part, phase or kind, horizontal or vertical; `more` is of Plotly's bars."""
     return new_trace(
         "bar",
         name=name,
@@ -100,7 +100,7 @@ def bars(
 
 
 def stack_bars(figure: Plot, *, gap: float, lying: bool = True) -> None:
-    """Stack the bars of a figure: those that lie from the top row on, those that stand with a rank a place."""
+    """Stack the bars of a figure: horizontal ones from the top row on, vertical ones with one rank a place."""
     figure.update_layout(barmode="stack", bargap=gap)
     if lying:
         figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)

@@ -1,4 +1,4 @@
-"""What communication costs, by axis of parallelism: hidden, wait, transfer."""
+"""Cost of communication, by axis of parallelism: hidden, wait, transfer."""
 
 from dtprof.analysis.communication.axis_collectives import AxisTime, sum_by_axis
 from dtprof.analysis.results import PARTS
@@ -11,7 +11,7 @@ COLUMNS = {"exposed_wait": "wait_ns", "exposed_transfer": "transfer_ns"}
 
 
 def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
-    """Draw two bars an axis: time in flight on a rank and step, split in wait and transfer, and what is exposed."""
+    """Draw two bars per axis: time in flight on a rank and step, split in wait and transfer, and the exposed time."""
     rows = sum_by_axis(source.summary)
     if not rows:
         return Nothing(

@@ -1,4 +1,4 @@
-"""What figures and pages are drawn from."""
+"""The input of figures and pages."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from dtprof.diagnosis.reported_mismatches import ReportedMismatch
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Results of a run; where one is None, what needs it says why it is empty."""
+    """Results of a run; where one is None, the figures that need it give the reason."""
 
     summary: Summary
     closeup: Closeup | None = None
@@ -23,7 +23,7 @@ class Source:
 
     @property
     def available(self) -> tuple[str, ...]:
-        """What pages may be about that not every report has."""
+        """Optional subjects of pages."""
         has_finding = (self.verdict is not None and bool(self.verdict.findings)) or bool(self.reported)
         return tuple(
             name for name, there in (("finding", has_finding), ("comparison", self.comparison is not None)) if there

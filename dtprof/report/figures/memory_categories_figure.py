@@ -1,4 +1,4 @@
-"""What each rank holds at its peak memory, by purpose."""
+"""Memory of each rank at its peak, by category."""
 
 from dtprof.analysis.memory.rank_memory import CATEGORIES
 from dtprof.report.figures.drawing import Drawing, Nothing, bars, new_figure, rank_names, stack_bars

@@ -13,14 +13,14 @@ from dtprof.report.figures.plot import Plot, new_trace
 FEW_SAMPLES = 60
 """Up to so many each is marked."""
 NUM_HUES = 3
-"""Of what is neither the total nor held for a purpose."""
+"""Samples that are neither the total nor a category."""
 _CATEGORIES = {sample: f"memory {category}" for category, sample in events.MEMORY_CATEGORIES.items()}
 _ABOVE, _BELOW = (0.36, 1.0), (0.0, 0.26)
 """Where memory and phases lie, from bottom to top."""
 
 
 def draw_memory_series(source: Source) -> Drawing | Nothing:
-    """Draw the samples of the rank with the highest peak over the steps, and what those steps are made of."""
+    """Draw the samples of the rank with the highest peak over the steps, and the phases of those steps."""
     memory = source.closeup.memory if source.closeup else MemorySeries()
     worst = memory.worst
     worst_rank = memory.ranks.get(worst) if worst is not None else None
@@ -77,7 +77,7 @@ def draw_memory_series(source: Source) -> Drawing | Nothing:
 
 
 def _formulas(formula: MemoryFormula | None) -> dict[str, int]:
-    """Return what a rank should hold, by what it is of."""
+    """Return the formula's bytes of a rank, by category."""
     if formula is None:
         return {}
     formulas = {"model state": formula.state_formula_bytes}

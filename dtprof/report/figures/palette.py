@@ -1,4 +1,4 @@
-"""The one table of colours: what takes time has the same hue in every figure, light and dark.
+"""The one table of colours: each use of time has the same hue in every figure, light and dark.
 
 Chosen by search: any two parts of a step stay apart (distance 0.07 or more in Oklab) for normal sight, protanopia,
 deuteranopia and tritanopia; tests/report/test_palette.py checks it. Not for layout colours: those are in

@@ -1,4 +1,4 @@
-"""What more microbatches, interleaving or an even split would make of the bubble, by replay or by formula."""
+"""Predicted bubble with more microbatches, interleaving or an even split, by replay or by formula."""
 
 from dtprof.analysis.pipeline.schedule_changes import Changes
 from dtprof.report.figures.drawing import Drawing, Nothing, bars, new_figure, stack_bars
@@ -8,7 +8,7 @@ from dtprof.report.figures.pipeline_figure import explain_no_pipeline
 
 
 def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
-    """Draw one bar a change: what the schedule costs, and the other causes."""
+    """Draw one bar per change: the cost of the schedule, and the other causes."""
     if source.summary.pipeline is None:
         return explain_no_pipeline(source.summary)
     chart = source.closeup.pipeline if source.closeup else None

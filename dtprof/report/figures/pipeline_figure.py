@@ -93,7 +93,7 @@ def draw_pipeline(source: Source) -> Drawing | Nothing:
 
 
 def _bubbles(name: str, num: int, top: float, length_ns: int) -> Any:
-    """Draw the whole window of each rank as a bubble; what it did lies on top."""
+    """Draw the whole window of each rank as a bubble; its actions are drawn over it."""
     return new_trace(
         "bar",
         name=hue_of("bubble").label,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 _SHORT_TYPES = {"int8": "i1", "int16": "i2", "int32": "i4", "float64": "f8"}
-"""What plotly.js calls the types of arrays that it reads without a number being printed and parsed."""
+"""plotly.js' names of array types that it reads without printing and parsing numbers."""
 
 
 class Plot:
@@ -49,7 +49,7 @@ class Plot:
         self.layout.setdefault("annotations", []).append(properties)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `Plotly.newPlot` takes."""
+        """Return the arguments of `Plotly.newPlot`."""
         return {"data": _as_json(self.traces), "layout": _as_json(self.layout)}
 
     def _update_axes(self, kind: str, properties: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def _merge(known: dict[str, Any], properties: dict[str, Any]) -> None:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value in types of JSON; what is not a number is null."""
+    """Return a value in types of JSON; NaN and infinities are null."""
     if isinstance(value, dict):
         return {name: _as_json(member) for name, member in value.items()}
     if isinstance(value, (list, tuple)):

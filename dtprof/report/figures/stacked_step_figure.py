@@ -16,7 +16,7 @@ from dtprof.report.figures.figure_numbers import (
 from dtprof.report.figures.palette import hue_of
 
 MAX_LYING_BARS = 16
-"""Up to here bars lie, one line a rank; more ranks stand side by side."""
+"""Ranks up to which bars are horizontal, one line a rank; more ranks have vertical bars."""
 
 
 def draw_step_parts(summary: Summary) -> Drawing | Nothing:

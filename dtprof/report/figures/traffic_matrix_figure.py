@@ -1,4 +1,4 @@
-"""Who sends how much to whom, point to point."""
+"""Bytes sent between pairs of ranks, point to point."""
 
 from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
 from dtprof.report.figures.drawing import Drawing, Nothing

@@ -1,4 +1,4 @@
-"""Who waits for whom, and how long."""
+"""Waits between pairs of ranks."""
 
 from dtprof.analysis.communication.rank_pairs import MAX_PAIRED, pair_ranks
 from dtprof.report.figures.drawing import Drawing, Nothing

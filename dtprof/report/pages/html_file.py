@@ -37,7 +37,7 @@ _HEAD_BYTES = 2048
 
 
 def refuse_taken(output: Path, *, force: bool) -> None:
-    """Raise if a page cannot be written to this path because of what lies there.
+    """Raise if a page cannot be written to this path because another file or folder is there.
 
     Raises:
         OutputError: it is a directory, or a file and `force` is not given.
@@ -144,7 +144,7 @@ def _render_live(version: int | None) -> Markup:
 
 
 def _render_now_place() -> Markup:
-    """Return the placeholder of the table of what ranks do now."""
+    """Return the placeholder of the table of the activity of ranks."""
     return element(
         "details", element("summary", "Now"), element("div", class_="now-table"), id="now", open="", hidden=""
     )

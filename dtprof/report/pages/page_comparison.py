@@ -1,4 +1,4 @@
-"""Two runs beside each other: what differs beyond their noise."""
+"""Two runs beside each other: their differences beyond noise."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ WORDS = {
 
 
 def render_comparison(_panel: Panel, source: Source, _: Sequence[Dashboard]) -> Markup:
-    """Say what differs, and list the figures of both runs."""
+    """State the differences, and list the figures of both runs."""
     result = source.comparison
     if result is None:
         return render_nothing(

@@ -21,7 +21,7 @@ else:
 _PANEL_KEYS = {"panel", "title", "question", "help", "definitions"}
 _PAGE_KEYS = {"title", "question", "order", "needs", "panels"}
 NEEDS = ("finding", "comparison")
-"""What a page may be about that not every report has; it is left out of those that do not."""
+"""Optional subjects of a page; a report without the subject omits the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Dashboard:
-    """One page: what it is called, the question it answers, its panels from top to bottom."""
+    """One page: its title, the question it answers, its panels from top to bottom."""
 
     name: str
     title: str
@@ -62,7 +62,7 @@ def dashboard_names() -> list[str]:
 
 @functools.cache
 def defined_names() -> dict[str, frozenset[str]]:
-    """Return the names that definitions of each panel may have: its figures, and what a shipped page defines."""
+    """Return the names that definitions of each panel may have: its figures, and those that a shipped page defines."""
     names_of: dict[str, set[str]] = {}
     for name in dashboard_names():
         document = tomllib.loads((dashboards_folder() / f"{name}.toml").read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def defined_names() -> dict[str, frozenset[str]]:
 
 
 def load_report(valid_panels: Collection[str], *, available: Collection[str] = ()) -> tuple[Dashboard, ...]:
-    """Load the shipped pages of a report in their order, but for those that need what is not available."""
+    """Load the shipped pages of a report in their order, without those whose subject is not available."""
     pages = [load_dashboard(name, valid_panels) for name in dashboard_names()]
     chosen = [page for page in pages if not page.needs or page.needs in available]
     return name_apart(sorted(chosen, key=lambda page: (page.order, page.name)))
@@ -132,7 +132,7 @@ def load_dashboard(name: str, valid_panels: Collection[str]) -> Dashboard:
 
 
 class _Checker:
-    """Turns a parsed file into a page and names the line of what is wrong."""
+    """Parses a file into a page and names the line of an error."""
 
     def __init__(self, path: Path, text: str, valid_panels: Collection[str]) -> None:
         self.path = path
@@ -162,7 +162,7 @@ class _Checker:
         )
 
     def _enter(self, number: int) -> None:
-        """Look for what is wrong in the panel of that number from now on; 0 stands for what is above all panels."""
+        """Locate later errors in the panel of that number; 0 is the part above all panels."""
         heads = [at for at, line in enumerate(self.lines) if re.match(r"\s*\[\[\s*panels\s*\]\]", line)]
         if len(heads) < number or not heads:
             self.span = range(len(self.lines))  # they are written in one line

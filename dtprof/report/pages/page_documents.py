@@ -1,4 +1,4 @@
-"""Panels as documents: the one place where what a page shows is made, for the file and for the live pages alike.
+"""Panels as documents: the one place that makes their contents, for the file and for the live pages alike.
 
 A document is what a panel shows: markup (a text), and at most one drawing for the browser, JSON:
 `{"plotly": FIGURE}`, `{"grid": ...}` (the ranks, grid.js) or `{"tracks": ...}` (the whole run, tracks.js). The markup
@@ -19,7 +19,7 @@ from dtprof.report.pages.page_panels import Content, render_panel
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """What one panel shows."""
+    """The contents of one panel."""
 
     markup: Markup
     drawing: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""What `dtprof diagnose` found, the critical path, and the clocks of the hosts."""
+"""Findings of `dtprof diagnose`, the critical path, and the clocks of the hosts."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ Pages = Sequence[Dashboard]
 
 
 def render_findings(_panel: Panel, source: Source, _: Pages) -> Markup:
-    """List the findings, the most probable first, each with who, where, what shows it and what to do."""
+    """List the findings, the most probable first, each with culprits, lines, evidence and advice."""
     findings = source.verdict.findings if source.verdict is not None else ()
     if not findings and not source.reported:
         return render_nothing(
@@ -36,7 +36,7 @@ def render_findings(_panel: Panel, source: Source, _: Pages) -> Markup:
 
 
 def _render_reported(mismatch: ReportedMismatch) -> Markup:
-    """Return what `dtprof run` reported while the job ran and the records no longer hold."""
+    """Return the reports of `dtprof run` during the job that the records no longer hold."""
     when = "while the job ran" if mismatch.after_s is None else f"{mismatch.after_s:.0f} s after the start of the job"
     return element(
         "article",
@@ -113,7 +113,7 @@ def _render_sites(title: str, sites: dict[int, Site]) -> Markup:
 
 
 def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:
-    """Say what must get faster for the step to get faster."""
+    """Name the work that must get faster for the step to get faster."""
     path = source.summary.critical_path
     if path is None or not path.step_ns:
         return render_nothing(

@@ -35,7 +35,7 @@ INNER_AXES = ("cp", "sp", "ep", "tp")
 
 
 def render_rank_grid(panel: Panel, source: Source) -> Drawing | Nothing:
-    """Return the place of the grid with the same as a table, and what the browser draws there."""
+    """Return the placeholder of the grid with its values as a table, and its data for the browser."""
     summary = source.summary
     ranks = [rank for rank in summary.ranks if rank.step_ns or rank.peak_bytes]
     if not ranks:

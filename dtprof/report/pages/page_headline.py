@@ -1,4 +1,4 @@
-"""The verdict in one sentence: what costs the job most, or why that is unknown."""
+"""The verdict in one sentence: the largest cost of the job, or why it is unknown."""
 
 import re
 import shlex
@@ -28,12 +28,12 @@ _LOSSES = {
     ),
     "idle": ("idle", "Look in the timeline for what the rank was about to do."),
 }
-"""Parts that are no work: what a rank does in them, and what helps."""
+"""Parts of a step that are no work: the activity of a rank in them, and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """What the page says first."""
+    """The headline of a page."""
 
     verdict: str  # "good", "attention", "bad", "unknown"
     label: str
@@ -49,13 +49,13 @@ def knows_stragglers(summary: Summary) -> bool:
 
 
 def split_topic(caveat: str) -> tuple[str, str]:
-    """Return what a sentence of `Summary.cannot_tell` is about ("" where it does not say) and the sentence."""
+    """Return the subject of a sentence of `Summary.cannot_tell` ("" where it has none) and the sentence."""
     match = re.match(r"([a-z_0-9]+): (.+)", caveat, re.DOTALL)
     return (match[1], match[2]) if match else ("", caveat)
 
 
 def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline:
-    """Say what matters most: a job that hung or ended badly, else where its time goes, else why that is not known."""
+    """Return the headline: a hang or bad exit, else the largest cost of the job, else why it is not known."""
     if verdict is not None and verdict.outcome in BROKEN and verdict.findings:
         return _describe_finding(verdict, summary)
     failed = [rank for rank in summary.ranks if rank.ended not in ENDED_WELL]

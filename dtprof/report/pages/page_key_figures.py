@@ -17,7 +17,7 @@ NOT_KNOWN = "not known"
 
 
 class KeyFigure(NamedTuple):
-    """One card: its name, the figure, and what stands beside it."""
+    """One card: its name, the figure, and its context."""
 
     name: str
     value: str
@@ -25,7 +25,7 @@ class KeyFigure(NamedTuple):
 
 
 def key_figures(summary: Summary) -> dict[str, KeyFigure]:
-    """Return the cards of the overview by the keys of their definitions, in order; what is not known says so."""
+    """Return the cards of the overview by the keys of their definitions, in order; unknown figures say so."""
     return {
         "step_time": _step_time(summary),
         "throughput": _throughput(summary),

@@ -1,4 +1,4 @@
-"""Memory as tables: what ranks hold beside their formulas, what the formulas assume, and what was left of memories."""
+"""Memory as tables: ranks beside their formulas, the assumptions of these, and the headroom of memories."""
 
 from collections.abc import Sequence
 
@@ -67,7 +67,7 @@ def _leak(growth: MemoryGrowth | None) -> str:
 
 
 def render_memory_formula(panel: Panel, source: Source, _: Pages) -> Markup:
-    """Say what the rank that holds most would hold by formula, under each sharding scheme, and what is assumed."""
+    """Give the model state of the fullest rank by formula, under each sharding scheme, and the assumptions."""
     worst = _find_worst(source.summary)
     formula = worst.memory_formula if worst is not None else None
     if worst is None or formula is None:
@@ -108,7 +108,7 @@ def _list_schemes(formula: MemoryFormula) -> list[tuple[str, int, bool]]:
 
 
 def render_headroom(panel: Panel, source: Source, _: Pages) -> Markup:
-    """List what was left of each memory, the scarcest first."""
+    """List the headroom of each memory, smallest first."""
     headrooms = source.summary.headroom
     if not headrooms:
         return render_nothing(

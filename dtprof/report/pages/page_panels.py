@@ -25,7 +25,7 @@ from dtprof.report.pages.page_tables import render_numbers
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What stands in a panel: markup, and what the browser draws in it, as page_documents.py describes it."""
+    """The contents of a panel: markup, and data for the browser in the form that page_documents.py describes."""
 
     markup: Markup
     drawing: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Panels that are text, tables and cards: what needs no drawing."""
+"""Panels of text, tables and cards: those without a drawing."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ def render_nothing(nothing: Nothing) -> Markup:
 
 
 def render_headline(_panel: Panel, source: Source, pages: Pages) -> Markup:
-    """Say the verdict, what shows it, and what to do."""
+    """State the verdict, its evidence, and the advice."""
     headline = write_headline(source.summary, source.verdict)
     links = []
     panels = [panel for page in pages for panel in page.panels]
@@ -121,7 +121,7 @@ def render_cannot_tell(_panel: Panel, source: Source, _: Pages) -> Markup:
 
 
 def render_measurement(panel: Panel, source: Source, _: Pages) -> Markup:
-    """Say what was recorded and how exactly."""
+    """State the recorded events and their precision."""
     summary = source.summary
     facts = [
         ("command", shlex.join(summary.command) or "not known"),
@@ -193,7 +193,7 @@ def _or_not_known(value: float | None, write: Callable[[float], str]) -> str:
 
 
 def render_next_commands(_panel: Panel, source: Source, _: Pages) -> Markup:
-    """Say what to type next."""
+    """Name the next commands."""
     summary = source.summary
     run = shlex.quote(summary.run)
     commands = [

@@ -15,7 +15,7 @@ MOST_ROWS_SHOWN = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What a cell shows, and the number it is sorted by; without a number it is text."""
+    """The text of a cell, and the number it is sorted by; without a number it sorts as text."""
 
     text: str
     number: float | None = None
@@ -94,7 +94,7 @@ def render_table(columns: Sequence[Column], *, caption: str, definitions: Mappin
 
 
 def _render_tools(num_rows: int, caption: str) -> Markup:
-    """Return what stands above a long table: a text to find, a button for all rows, how many are shown."""
+    """Return the bar above a long table: a search field, a button for all rows, the number of rows shown."""
     return element(
         "div",
         element("input", type="search", placeholder="find rows", aria_label=f"Find rows: {caption}"),
@@ -117,7 +117,7 @@ def _render_cell(column: Column, row: int) -> Markup:
 
 
 def render_numbers(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
-    """Return what a figure shows in numbers, to be opened."""
+    """Return the numbers of a figure as a table that opens on request."""
     return element(
         "details",
         element("summary", f"Numbers of this figure ({plural(len(rows), 'row')})"),

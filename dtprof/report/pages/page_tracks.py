@@ -15,7 +15,7 @@ from dtprof.report.pages.page_tables import render_numbers
 
 
 def render_run_timeline(panel: Panel, source: Source) -> tuple[Markup, Mapping[str, Any]] | Nothing:
-    """Return the place of the canvas with its sums as a table, and what is drawn there."""
+    """Return the placeholder of the canvas with its sums as a table, and its data."""
     tracks = source.closeup.tracks if source.closeup else None
     if tracks is None:
         if len(source.summary.hosts) > 1 and source.summary.clock_error_ns is None:

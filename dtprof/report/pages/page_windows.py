@@ -14,7 +14,7 @@ MOST_CHARACTERS = 60
 
 
 def render_windows(panel: Panel, source: Source, _: Sequence[Dashboard]) -> Markup:
-    """List the newest window of each rank, and what took most time in it."""
+    """List the newest window of each rank, and its kernels and operators by time."""
     windows = source.summary.windows
     if not windows:
         return render_nothing(

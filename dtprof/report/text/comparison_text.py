@@ -1,4 +1,4 @@
-"""A comparison of two runs in text of 80 columns: the steps in a sentence, what differs in a table."""
+"""A comparison of two runs in text of 80 columns: the steps in a sentence, the differences in a table."""
 
 import shlex
 import textwrap
@@ -127,7 +127,7 @@ def _is_small(change: Change, step: Change | None) -> bool:
 
 
 def _weight(change: Change, step: Change | None) -> tuple[int, float]:
-    """Order what differs: times by how much, then the rest."""
+    """Order the differences: times by size, then the rest."""
     is_time = change.figure.unit == "ns"
     return (0 if is_time else 1), -abs(change.difference or 0.0) if is_time or step is None else 0.0
 

@@ -1,4 +1,4 @@
-"""Lines of 80 columns that begin with what they are about."""
+"""Lines of 80 columns that begin with their subject."""
 
 import textwrap
 

@@ -1,4 +1,4 @@
-"""What lint finds, as text: one paragraph a finding."""
+"""Findings of lint as text, one paragraph each."""
 
 import textwrap
 
@@ -9,7 +9,7 @@ WIDTH = 110
 
 
 def lint_text(result: LintResult) -> str:
-    """Return the text: each finding with its place, why it matters and what to do, then how many there are."""
+    """Return the text: each finding with its place, its consequence and the advice, then their number."""
     lines = [line for finding in result.findings for line in _lines(finding)]
     lines += [line for problem in result.problems for line in _wrapped("cannot tell: ", problem)]
     counted = [finding for finding in result.findings if finding.severity in ("error", "warning")]

@@ -44,7 +44,7 @@ def _peak_lines(ranks: Sequence[RankResult]) -> list[str]:
 
 
 def _formula_lines(ranks: Sequence[RankResult]) -> list[str]:
-    """Return the model state of the rank with the highest peak beside its formula, and what other schemes take."""
+    """Return the model state of the rank with the highest peak beside its formula, and that of other schemes."""
     known = [(rank.peak_bytes or 0, -rank.rank, rank.memory_formula) for rank in ranks if rank.memory_formula]
     if not known:
         return []

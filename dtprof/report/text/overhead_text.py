@@ -1,4 +1,4 @@
-"""The result of `dtprof overhead` as a table and one sentence for what matters: steps, start, overlap."""
+"""The result of `dtprof overhead` as a table and one sentence each for steps, start and overlap."""
 
 import shlex
 from collections.abc import Mapping, Sequence

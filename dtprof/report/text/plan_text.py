@@ -1,4 +1,4 @@
-"""Plans in text of 80 columns: the best first, then how far a plan was off, then what cannot be."""
+"""Plans in text of 80 columns: the best first, then the error of a plan, then the refused layouts."""
 
 from dtprof.analysis.planning.plans import AXES, Plan
 from dtprof.analysis.planning.run_calibration import PlanResult

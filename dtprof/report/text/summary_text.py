@@ -48,7 +48,7 @@ _PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoi
 
 
 def summary_text(summary: Summary) -> str:
-    """Return the text: the job, its steps, where they go, what was communicated, how far to trust all this."""
+    """Return the text: the job, its steps and their partition, communication, and the caveats."""
     by_axis = collectives_by_axis(summary)
     body = [
         *_job_lines(summary),
@@ -168,7 +168,7 @@ def _rank_lines(summary: Summary) -> list[str]:
 
 
 def share_cells(summary: Summary, columns: Sequence[str]) -> list[str]:
-    """Return what the parts have of the steps of all ranks, the step itself before them."""
+    """Return the shares of the parts in the steps of all ranks, the step itself before them."""
     shares = summary.part_shares or dict.fromkeys(columns, 0.0)
     return ["100 %", *(UNKNOWN if (share := shares[part]) is None else _percent(share) for part in columns)]
 

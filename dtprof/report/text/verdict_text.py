@@ -11,7 +11,7 @@ MAX_LINES = 24
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """Return the text: verdict, who waits where, what the culprit did, what to do, how sure, what is not known."""
+    """Return the text: verdict, waits, the culprit's activity, advice, confidence, caveats."""
     lines = [f"verdict: {verdict.outcome}{_scope(verdict)}"]
     for finding in verdict.findings:
         lines += _finding_lines(finding)

@@ -1,4 +1,4 @@
-"""A prediction in text of 80 columns: the answer first, then what the run loses, then each change."""
+"""A prediction in text of 80 columns: the answer first, then the slowdowns of the run, then each change."""
 
 import shlex
 
@@ -12,7 +12,7 @@ MAX_PARTS = 4
 WORTH_SAYING = 0.005
 """Of the step: parts that slow the run down by less are not listed."""
 WORTH_DIVIDING = 1.03
-"""Slowdowns below say too little about what causes them."""
+"""Slowdowns below this are not listed."""
 
 
 def whatif_text(result: Prediction) -> str:

@@ -21,7 +21,7 @@ from dtprof.session.executors.worker_counts import count_cores
 CONNECT_S = 10
 WORKERS_S = 60
 LOOK_S = 5
-"""How often to look whether there are still workers: without any, Dask itself waits without end."""
+"""Interval at which the number of workers is polled: without any, Dask itself waits without end."""
 LARGE_BYTES = 1 << 20
 """Larger tasks are sent apart from the graph."""
 
@@ -198,7 +198,7 @@ class DaskWorkers:
         )
 
     def _remedy(self) -> str:
-        """Return how workers are started, to be said behind that they should be."""
+        """Return how to start workers, to follow the sentence that asks for them."""
         option = "--scheduler-file " if _is_file(self._scheduler) else ""
         return f", for example: dask worker {option}{shlex.quote(self._scheduler)}" if self._scheduler else ""
 

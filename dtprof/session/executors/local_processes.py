@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class _Process(Protocol):
-    """What `subprocess.Popen` and a forked process have in common."""
+    """The common interface of `subprocess.Popen` and a forked process."""
 
     def kill(self) -> None:
         """End it at once."""
@@ -51,7 +51,7 @@ class _Forked:
     """A copy of this process that does nothing but tasks."""
 
     def __init__(self, tasks: int, results: int, others: Sequence[int]) -> None:
-        """Fork; the worker's ends of its pipes are given, and what it must not hold open."""
+        """Fork; the caller gives the worker's ends of its pipes, and those that the worker must close."""
         context = multiprocessing.get_context("fork")
         self._process = context.Process(target=worker_process.work_as_copy, args=(tasks, results, others), daemon=True)
         self._process.start()

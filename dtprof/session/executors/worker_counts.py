@@ -1,4 +1,4 @@
-"""How many worker processes pay for a run. Apart from these, for what small runs load is part of their time."""
+"""The number of worker processes that pay for a run; imports of small runs come on top."""
 
 import math
 import os

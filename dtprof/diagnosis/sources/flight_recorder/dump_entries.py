@@ -1,4 +1,4 @@
-"""The entries of one Flight Recorder dump: what was made where, how far each group came, what has not ended."""
+"""The entries of one Flight Recorder dump: call sites, progress of each group, unfinished operations."""
 
 from dataclasses import dataclass
 from operator import itemgetter
@@ -61,7 +61,7 @@ class GroupProgress:
 
 
 class Entries:
-    """What the entries of a dump add up to. Their document lives as long as this: frames are known by identity."""
+    """Totals over the entries of a dump. Keep its document alive as long: frames are keyed by identity."""
 
     def __init__(self, labels: Labels) -> None:
         """Begin with none."""

@@ -1,4 +1,4 @@
-"""Fields of Flight Recorder dumps: what is of the expected type is taken, and nothing else."""
+"""Fields of Flight Recorder dumps, taken only where they have the expected type."""
 
 import re
 from collections.abc import Iterable

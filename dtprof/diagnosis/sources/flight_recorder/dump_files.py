@@ -19,7 +19,7 @@ MAX_PROCESSES = 8
 
 
 def read_dumps(paths: Sequence[Path], labels: Labels) -> tuple[list[Dump], list[str], list[int]]:
-    """Read dumps, one for each rank; return them, what could not be read, and the ranks whose files those are.
+    """Read dumps, one for each rank; return them, the read errors, and the ranks of those files.
 
     Raises:
         NotADumpError: none can be read, or two are of one rank.
@@ -52,7 +52,7 @@ def _rank_in_name(path: Path) -> int | None:
 
 
 def _rank(path: Path, dump: Dump) -> int:
-    """Return the rank: what the name ends in, unless the groups, of which a rank is in every one, say otherwise."""
+    """Return the rank: the number that ends the file name, unless the groups, each with this rank, say otherwise."""
     named = _rank_in_name(path)
     sets = [set(group.ranks) for group in dump.groups.values() if group.ranks]
     possible = set.intersection(*sets) if sets else set()

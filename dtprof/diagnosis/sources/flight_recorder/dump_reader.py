@@ -46,7 +46,7 @@ def read_dump(path: Path, labels: Labels) -> Dump:
 
 
 def dump_from(data: bytes, path: Path, labels: Labels, *, written_ns: int) -> Dump:
-    """Read what a file holds.
+    """Read the document of a file.
 
     Raises:
         NotADumpError: it is something else.
@@ -61,7 +61,7 @@ def dump_from(data: bytes, path: Path, labels: Labels, *, written_ns: int) -> Du
 
 
 def read_document(path: Path, data: bytes) -> dict[str, Any]:
-    """Return what the file holds, entries at the least.
+    """Return the document of the file, at least its entries.
 
     Raises:
         NotADumpError: it is no dump.
@@ -162,7 +162,7 @@ def _groups(config: object, descriptions: dict[str, str]) -> dict[str, DumpGroup
 
 
 def _status(status: object, groups: dict[str, DumpGroup], names: dict[int, str]) -> dict[str, tuple[int, int]]:
-    """Return by group what was last enqueued and completed: torch keys it by a number of the process's own."""
+    """Return the last enqueued and completed operation by group: torch keys them by a process-local number."""
     held = {
         int(text(key)): (
             integer(value.get("last_enqueued_collective"), -1),

@@ -1,4 +1,4 @@
-"""What Flight Recorder dumps say, as data: one rank at a time, small however long the ring of its recorder was.
+"""Flight Recorder dumps as data: one rank at a time, small however long the ring of its recorder was.
 
 Readers fill these tables, rules read them. Times are nanoseconds of the clock of day, as the dumps hold them.
 """
@@ -14,7 +14,7 @@ NO_LABEL = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """What a collective says of itself: members of a group must agree on it at one position, the line apart."""
+    """Arguments of a collective: all but the line must agree over the members of a group at one position."""
 
     op: str
     numel_in: int  # -1: not known, or free to differ between members

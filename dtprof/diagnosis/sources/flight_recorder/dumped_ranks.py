@@ -28,9 +28,9 @@ STALE_NS = 3600 * 10**9
 MOVING_NS = 10 * 10**9
 """Dumps written so soon after operations were seen to end, on every rank, show a job that goes on."""
 SKEW_NS = 60 * 10**9
-"""What clocks of hosts may differ by."""
+"""Largest difference assumed between clocks of hosts."""
 NEEDING_ALL = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
-"""Collectives that end nowhere before all members have begun them."""
+"""Collectives that complete nowhere before all members have started them."""
 KNOWN_VERSION = 2
 DEVICE_BACKENDS = {"nccl", "xccl", "hccl"}
 """Back ends that work on a device, and whose `pg_status` counts as the entries do."""
@@ -186,7 +186,7 @@ class _Reader:
         )
 
     def _is_inside_call(self, rank: int, key: GroupId, pending: Pending) -> bool:
-        """Say whether a rank had begun to issue an operation and not returned: it is enqueued last."""
+        """Say whether a rank was inside the call of an operation: it is the last enqueued one."""
         status = self.dumps[rank].status.get(pending.group)
         if not self.on_device or pending.p2p or status is None or key in self.mixed:
             return False
@@ -253,7 +253,7 @@ class _Reader:
 
 
 def _columns(labels: Labels) -> Array:
-    """Return what columns tell of each label, as of a collective that has ended."""
+    """Return the columns of each label, as for a completed collective."""
     known = list(labels)
     table = np.zeros(len(known), COLLECTIVE)
     table["op"] = [checksum(one.op) for one in known]

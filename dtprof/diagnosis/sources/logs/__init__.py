@@ -1,1 +1,1 @@
-"""What plain logs of a job tell: of jobs that ran without dtprof, too."""
+"""Plain logs of a job as a source, also of jobs that ran without dtprof."""

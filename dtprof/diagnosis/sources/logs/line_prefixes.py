@@ -1,4 +1,4 @@
-"""What stands in front of a line of a job's log: prefixes of launchers, schedulers, containers; and what they tell."""
+"""Prefixes of log lines from launchers, schedulers and containers, and the facts in them."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Line(NamedTuple):
-    """One line of a log without what carried it."""
+    """One line of a log without its prefix."""
 
     text: str
     rank: int | None
@@ -86,7 +86,7 @@ def rank_of_file(path: str) -> int | None:
 
 
 def rank_before(text: str, position: int) -> int | None:
-    """Return the rank of the last `[rankN]:` before a position: a progress bar may stand in front of it."""
+    """Return the rank of the last `[rankN]:` before a position: a progress bar may precede it."""
     start = text.rfind("[rank", 0, position)
     found = RANK.match(text, start) if start >= 0 else None
     return int(found[1]) if found else None

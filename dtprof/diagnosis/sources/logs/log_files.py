@@ -1,4 +1,4 @@
-"""Which files are logs. Whoever asks only that need not load what reads them."""
+"""Which files are logs, without loading their reader."""
 
 import gzip
 from collections.abc import Iterable, Iterator

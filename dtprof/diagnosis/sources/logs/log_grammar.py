@@ -180,7 +180,7 @@ NEW_JOB = re.compile(r"Setting OMP_NUM_THREADS environment variable for each pro
 
 
 def read_sentences(line: Line, order: Order, facts: Facts) -> None:
-    """Add what the sentences of a line tell."""
+    """Add the facts of the sentences of a line."""
     text = line.text
     rank = line.rank
     if "WorkNCCL(" in text:

@@ -32,7 +32,7 @@ ATTENTIVE_BYTES = 1 << 16
 
 
 def read_logs(paths: Iterable[Path]) -> list[JobState]:
-    """Return what the plain logs of one job tell of each attempt, oldest first: one file, or several of the same job.
+    """Return the facts of each attempt from the logs of one job, oldest first: one file, or several of the same job.
 
     Raises:
         NotARunError: a file cannot be read, or there is none.

@@ -1,4 +1,4 @@
-"""From what the logs of a job say to the state that rules read.
+"""From the logs of a job to the state that rules read.
 
 A log tells exceptions, exits and timeouts, in an order within each file and at no time that could be compared with
 anything. It does not tell what a rank does outside them, nor which groups there are: all this is unknown to the rules.
@@ -21,7 +21,7 @@ SIGNALS = (1, 2, 6, 7, 9, 11, 15)
 
 
 def gather_attempt(facts: Facts, problems: tuple[str, ...] = ()) -> JobState:
-    """Return what the logs of one attempt of a job tell."""
+    """Return the job state that the logs of one attempt show."""
     job = view(facts)
     in_calls = set(ranks_by_process([*facts.communicators.values()]).values())
     seen = (set(facts.ranks_named) or set(job.victims) | set(job.own)) | in_calls
@@ -119,7 +119,7 @@ def _exception(trace: Trace) -> ExceptionRecord:
 
 
 def _watchdog_error(rank: int, job: LoggedJob) -> ExceptionRecord:
-    """Return what NCCL's watchdog throws when it gives an operation up: it ends the process."""
+    """Return the exception of NCCL's watchdog when it gives an operation up: it ends the process."""
     late = next(timeout for timeout in job.facts.timeouts if timeout.rank == rank)
     return ExceptionRecord(
         t_ns=_moment(late.order),
@@ -131,5 +131,5 @@ def _watchdog_error(rank: int, job: LoggedJob) -> ExceptionRecord:
 
 
 def _moment(order: Order) -> int:
-    """Return what stands for a time: lines of one file are in the order of time."""
+    """Return an ordinal in place of a time: lines of one file are in the order of time."""
     return order.file * LINES_A_FILE + order.line

@@ -1,4 +1,4 @@
-"""What NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL prints of every call: read as a stream, the newest calls kept."""
+"""Calls printed by NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL: read as a stream, the newest kept."""
 
 import re
 

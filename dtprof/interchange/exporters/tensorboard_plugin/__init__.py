@@ -1,1 +1,1 @@
-"""A TensorBoard plugin that shows what torch-tb-profiler reads without asking the network for anything."""
+"""A TensorBoard plugin that shows the traces of torch-tb-profiler without network access."""

@@ -45,7 +45,7 @@ def offline_plugin(upstream: Any) -> Any:
 
 
 def _pages() -> dict[str, tuple[str, Callable[[], str]]]:
-    """Return what is served instead of the package's own pages, and besides."""
+    """Return the pages served in place of the package's own, and the added files."""
     index = Path(import_module("torch_tb_profiler").__file__ or "").parent / "static" / "index.html"
     return {
         "/index.html": ("text/html", lambda: index.read_text("utf-8").replace(GOOGLE_CHARTS, OURS)),
@@ -96,4 +96,4 @@ def hide_upstream() -> None:
 
 hide_upstream()
 Loader = type("Loader", (import_module("tensorboard.plugins.base_plugin").TBLoader,), {"load": load})
-"""What the entry point names: TensorBoard imports this module, and asks it for the plugin."""
+"""The name of the entry point: TensorBoard imports this module, and asks it for the plugin."""
