@@ -43,12 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.documents.verdict_json import verdict_json
     from dtprof.report.text.verdict_text import verdict_text
     from dtprof.session.job_diagnosis import diagnose
+    from dtprof.session.run_lists import keep_verdict
 
     verdict = diagnose(arguments.paths, engine_options.chosen_engine(arguments))
     if arguments.json:
         print(json.dumps(verdict_json(verdict), indent=1))
     else:
         print(verdict_text(verdict))
-        if len(arguments.paths) == 1 and "run" in verdict.source:
-            say_next("report" if verdict.faults else "summary", *arguments.paths)
+    if len(arguments.paths) == 1 and verdict.source == ("run",):
+        keep_verdict(arguments.paths[0], verdict)
+    if not arguments.json and len(arguments.paths) == 1 and "run" in verdict.source:
+        say_next("report" if verdict.faults else "summary", *arguments.paths)
     return 1 if verdict.faults else 0

@@ -13,6 +13,7 @@ _URL = re.compile(r"(?!file:|local:)[a-z][a-z0-9+:]+://")
 
 NAMED_APART = {
     ("dashboard", "--host"): "DTPROF_DASHBOARD_HOST",  # DTPROF_HOST names this host in runs
+    ("runs", "--host"): "DTPROF_RUNS_HOST",
     ("trace", "--steps"): "DTPROF_NOW_STEPS",  # DTPROF_STEPS is the range of `export`
     ("plan", "--check"): "DTPROF_PLAN_CHECK",  # DTPROF_CHECK is what `run` checks
 }

@@ -96,7 +96,7 @@ class RemoteFiles:
     def place(self) -> Path:
         """The folder of the copy."""
         digest = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        return _cache_folder() / digest / (self.url.rstrip("/").rpartition("/")[2] or "run")
+        return cache_folder() / digest / (self.url.rstrip("/").rpartition("/")[2] or "run")
 
     def of(self, folders: Iterable[str]) -> "RemoteFiles":
         """Return the files of some of the folders of the run."""
@@ -160,7 +160,7 @@ def find_files(url: str) -> RemoteFiles:
         _forget_others(remote)
     except OSError as error:
         raise OutputError(
-            f"{_cache_folder()} cannot be written to ({error.strerror}), where a copy of the run would lie: "
+            f"{cache_folder()} cannot be written to ({error.strerror}), where a copy of the run would lie: "
             "set DTPROF_CACHE_DIR to a folder that can"
         ) from error
     return remote
@@ -266,7 +266,7 @@ def _signature(source: RemoteFile) -> int:
     return int.from_bytes(hashlib.sha256(f"{source.size} {source.stamp}".encode()).digest()[:8], "big") >> 4
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     try:
         given = os.environ.get("DTPROF_CACHE_DIR")
         base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtprof"

@@ -96,8 +96,10 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
             job_launch.say(f"these ranks of {world_size} left no record: {named} ({WHY_UNARMED})")
     if end.status != 0 and world_size:
         from dtprof.session.run_diagnosis import diagnose_run
+        from dtprof.session.run_lists import keep_verdict
 
         verdict = diagnose_run(run, in_a_hurry=True)
+        keep_verdict(run, verdict)
         if verdict.faults and not end.stopped_by_us:
             job_launch.say(verdict.faults[0].summary)
     job_launch.say(f"run kept in {shown}")

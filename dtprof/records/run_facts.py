@@ -1,0 +1,159 @@
+"""The facts of one run that a list of many shows: from manifest, exit records and verdict, without reading an event.
+
+`.verdict.json` holds the outcome that `dtprof run` or `dtprof diagnose` found, so that a list need not diagnose.
+"""
+
+import json
+import os
+import pwd
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtprof.records import paths, writer
+
+VERDICT = ".verdict.json"
+MOST_BYTES = 1 << 20
+"""Of a manifest or a verdict: what is larger, dtprof did not write."""
+STOPPED = frozenset({-2, -15, 130, 143})
+"""Exit statuses of a job that a user or a scheduler stopped."""
+RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, UNKNOWN = "running", "cut-off", "ended", "stopped", "unknown"
+OUTCOMES = (RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, "healthy", "slow", "risk", "crash", "hang", UNKNOWN)
+"""How runs may stand. `ended`: with status 0, and nobody has diagnosed it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """One run of a list."""
+
+    name: str  # below the folder that is listed
+    user: str  # owner of the folder
+    hosts: tuple[str, ...]
+    command: str
+    started_ns: int  # CLOCK_REALTIME; 0: not known
+    ended_ns: int  # 0: it has not ended, or that is not known
+    exit_status: int | None
+    num_ranks: int
+    outcome: str  # of OUTCOMES
+    summary: str  # of the verdict; empty: nobody has diagnosed the run
+    nbytes: int  # on the disk
+    step_ns: float | None = None  # median duration of a step; None: not measured
+
+    @property
+    def took_ns(self) -> int | None:
+        """How long the job ran; None where it has not ended, or the clock was set back meanwhile."""
+        return self.ended_ns - self.started_ns if self.ended_ns > self.started_ns > 0 else None
+
+
+def read_facts(run: Path, name: str, *, is_alive: bool) -> RunFacts:
+    """Return the facts of a run; what is missing or damaged is unknown.
+
+    Parameters:
+        name: that it goes by in the list.
+        is_alive: its launcher runs.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    document, verdict = read_document(run / paths.MANIFEST), read_document(run / VERDICT)
+    ranks = {found[0] for entry in os.scandir(run) if (found := paths.parse_rank_folder(entry.name))}
+    hosts, command, status = document.get("hosts"), document.get("command"), document.get("exit_status")
+    return RunFacts(
+        name=name,
+        user=user_name(run.lstat().st_uid),
+        hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),
+        command=" ".join(map(str, command)) if isinstance(command, list) else "",
+        started_ns=_time(document.get("started_realtime_ns")),
+        ended_ns=_time(document.get("ended_realtime_ns")),
+        exit_status=status if isinstance(status, int) else None,
+        num_ranks=len(ranks),
+        outcome=_outcome(run, document, verdict, is_alive=is_alive),
+        summary=str(verdict.get("summary", "")),
+        nbytes=disk_bytes(run),
+    )
+
+
+def write_verdict(run: Path, outcome: str, summary: str) -> None:
+    """Keep the outcome of a diagnosis in the run.
+
+    Raises:
+        OSError: the run cannot be written to.
+    """
+    writer.write_json(run / VERDICT, {"schema": 1, "outcome": outcome, "summary": summary})
+
+
+def read_document(file: Path) -> Mapping[str, Any]:
+    """Return the object in a JSON file; an empty one where there is none, or it is no file that dtprof wrote."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            document = json.loads(os.read(descriptor, MOST_BYTES))
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def disk_bytes(folder: Path) -> int:
+    """Return the disk space that the files below a folder take; links are not followed."""
+    total = 0
+    for entry in os.scandir(folder):
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                total += disk_bytes(Path(entry.path))
+            else:
+                total += entry.stat(follow_symlinks=False).st_blocks * 512
+        except OSError:  # removed meanwhile
+            continue
+    return total
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user; the number where the system knows none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _outcome(run: Path, document: Mapping[str, Any], verdict: Mapping[str, Any], *, is_alive: bool) -> str:
+    has_ended = bool(_time(document.get("ended_realtime_ns")))
+    if not _time(document.get("started_realtime_ns")):
+        return UNKNOWN  # no manifest that dtprof wrote
+    if is_alive and not has_ended:
+        return RUNNING
+    if verdict.get("outcome") in OUTCOMES:
+        return str(verdict["outcome"])
+    if document.get("stopped_on_hang") or document.get("hang_detected_ns") is not None:
+        return "hang"
+    status = document.get("exit_status")
+    if not has_ended:
+        # Without a launcher (`import dtprof.auto`) nobody writes an end: parents may have seen their children's.
+        statuses = _exit_statuses(run) if document.get("started_by") else set()
+        if not statuses:
+            return UNKNOWN if document.get("started_by") else CUT_OFF
+        status = next(iter(statuses - {0}), 0)
+    if not isinstance(status, int):
+        return UNKNOWN
+    if status in STOPPED:
+        return ENDED_BY_SIGNAL
+    return "crash" if status else ENDED
+
+
+def _exit_statuses(run: Path) -> set[int]:
+    """Return how processes of the job ended, as their parents saw it."""
+    statuses = set()
+    for file in run.glob(f"node-*/{paths.EXITS}"):
+        try:
+            data = file.read_bytes()[:MOST_BYTES]
+        except OSError:
+            continue
+        statuses |= {int(found) for found in re.findall(rb'"status": ?(-?\d{1,4})\b', data)}
+    return statuses
+
+
+def _time(value: object) -> int:
+    return value if isinstance(value, int) and 0 < value < 1 << 63 else 0
