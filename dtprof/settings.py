@@ -162,8 +162,11 @@ ENV_HOST = "DTPROF_HOST"  # by users: a name for this host where host names are 
 ENV_LOCAL_DIR = "DTPROF_LOCAL_DIR"  # by users: where records of a run on a network file system lie meanwhile
 ENV_STEP_CLOCK = "DTPROF_STEP_CLOCK"  # by `dtprof overhead`: folder for the times of steps
 ENV_RANK_ABOVE = "DTPROF_RANK_ABOVE"  # by a rank of several: its pid and its run, for the processes that it starts
+ENV_PROBE_DIR = "DTPROF_PROBE_DIR"  # by `dtprof doctor`: folder for what the ranks find out, instead of the program
+ENV_PROBE_SECONDS = "DTPROF_PROBE_SECONDS"  # how long a rank may take for that
+ENV_PROBE_PORT = "DTPROF_PROBE_PORT"  # a free port of this host, for launchers that name none
 JOBS_FOLDER = "/tmp/dtprof-jobs-%d"  # of a user id: jobs that run, for processes whose environment was cleared
-OF_A_JOB = (ENV_RUN_DIR, ENV_NATIVE_HOOK, ENV_WATCHER_PID, ENV_STEP_CLOCK, ENV_RANK_ABOVE)
+OF_A_JOB = (ENV_RUN_DIR, ENV_NATIVE_HOOK, ENV_WATCHER_PID, ENV_STEP_CLOCK, ENV_RANK_ABOVE, ENV_PROBE_DIR)
 
 
 def parse_number(text: str, *, setting: Setting, minimum: float) -> float:

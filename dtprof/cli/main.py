@@ -13,7 +13,7 @@ from dtprof.errors import DtprofError, OutputError
 COMMAND_GROUPS = {
     "record a job": ("run", "demo", "overhead", "inject", "gather", "import"),
     "look at a run": ("runs", "summary", "report", "dashboard", "top", "tensorboard", "trace"),
-    "diagnose a job": ("diagnose", "stacks", "lint"),
+    "diagnose a job": ("doctor", "diagnose", "stacks", "lint"),
     "predict": ("whatif", "plan"),
     "compare runs": ("compare", "check"),
     "export a run": ("export",),

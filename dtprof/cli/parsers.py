@@ -15,6 +15,7 @@ NAMED_APART = {
     ("dashboard", "--host"): "DTPROF_DASHBOARD_HOST",  # DTPROF_HOST names this host in runs
     ("runs", "--host"): "DTPROF_RUNS_HOST",
     ("trace", "--steps"): "DTPROF_NOW_STEPS",  # DTPROF_STEPS is the range of `export`
+    ("doctor", "--output"): "DTPROF_DOCTOR_OUTPUT",  # DTPROF_OUTPUT is the directory of `run`
     ("plan", "--check"): "DTPROF_PLAN_CHECK",  # DTPROF_CHECK is what `run` checks
 }
 """Variables of options whose own name means something else."""

@@ -47,7 +47,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="append",
         default=[],
         metavar="RUN",
-        help="measure what is not given in this run; repeatable: medians",
+        help="measure what is not given in this run, or take bandwidths from this file of dtprof doctor; repeatable",
     )
     runs.add_argument("--check", type=Path, metavar="RUN", help="say how far the plan of this run's layout is off")
     parser.add_argument("--top", metavar="N", default="20", help="plans to list (default: 20)")

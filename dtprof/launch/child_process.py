@@ -40,8 +40,13 @@ def signals_held() -> Iterator[None]:
 class Child:
     """A running command."""
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str], *, stdout: int = 1) -> None:
         """Start the command with the signal mask and dispositions that this process had.
+
+        Parameters:
+            command: what to execute.
+            environment: all of its variables.
+            stdout: the open file that its standard output is; 2 where this process's own output is a result.
 
         Raises:
             OSError: it cannot be executed.
@@ -52,6 +57,7 @@ class Child:
                 command[0],
                 list(command),
                 environment,
+                file_actions=[(os.POSIX_SPAWN_DUP2, stdout, 1)] if stdout != 1 else [],
                 setsigmask=self._old_mask,
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them; the command must not inherit that
             )

@@ -22,7 +22,7 @@ def _start():
     import os
     import sys
 
-    named = os.environ.get("DTPROF_RUN_DIR") or os.environ.get("DTPROF_STEP_CLOCK")
+    named = any(os.environ.get("DTPROF_" + name) for name in ("RUN_DIR", "STEP_CLOCK", "PROBE_DIR"))
     if "dtprof_start" in sys.modules or not (named or os.path.isdir({folder!r} % os.getuid())):
         return
     import importlib.util

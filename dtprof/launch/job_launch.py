@@ -233,14 +233,14 @@ def check_command(name: str) -> None:
         raise _not_found(name, os.strerror(errno.EACCES if exists else errno.ENOENT))
 
 
-def start(command: Sequence[str], environment: dict[str, str]) -> child_process.Child:
+def start(command: Sequence[str], environment: dict[str, str], *, stdout: int = 1) -> child_process.Child:
     """Start the command.
 
     Raises:
         CommandNotFoundError: the system cannot execute it.
     """
     try:
-        return child_process.Child(command, environment)
+        return child_process.Child(command, environment, stdout=stdout)
     except OSError as error:
         raise _not_found(command[0], error.strerror) from error
 

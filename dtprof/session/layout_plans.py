@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtprof.analysis.planning.layout_costs import Cluster
@@ -10,6 +10,7 @@ from dtprof.analysis.planning.model_shapes import ModelShape, infer_shape, read_
 from dtprof.analysis.planning.plans import make_plans
 from dtprof.analysis.planning.run_calibration import Calibration, PlanResult, calibrate, check_plan
 from dtprof.errors import UsageError
+from dtprof.session.cluster_matrices import read_link_rates
 from dtprof.session.engines import Engine, open_run
 from dtprof.session.run_results import summarise
 
@@ -43,8 +44,11 @@ def plan(request: PlanRequest, engine: Engine) -> PlanResult:
     texts = request.texts
     sequence = _whole("sequence", texts["sequence"], MAX_WHOLE)
     model = _read_model(request, sequence)
-    summaries = [summarise(open_run(path, engine), engine) for path in request.runs]
+    matrices = [path for path in request.runs if path.is_file()]
+    summaries = [summarise(open_run(path, engine), engine) for path in request.runs if path not in matrices]
     measured = calibrate(summaries, model, sequence or (model.sequence if model else SEQUENCE))
+    for path in matrices:
+        measured = _with_links(measured, path)
     if model is None:
         if measured.parameters is None:
             raise UsageError(
@@ -63,6 +67,16 @@ def plan(request: PlanRequest, engine: Engine) -> PlanResult:
         summary = summarise(open_run(request.check, engine), engine)
         checked = check_plan(summary, model, cluster, batch=batch, recompute=request.recompute)
     return PlanResult(plans=plans, checked=tuple(checked), reasons=measured.reasons)
+
+
+def _with_links(measured: Calibration, file: Path) -> Calibration:
+    """Return the calibration with the bandwidths of a cluster's file, which were measured alone, where it has them."""
+    rates = read_link_rates(file)
+    return replace(
+        measured,
+        link_bytes_per_s=rates.link_bytes_per_s or measured.link_bytes_per_s,
+        network_bytes_per_s=rates.network_bytes_per_s or measured.network_bytes_per_s,
+    )
 
 
 def _read_model(request: PlanRequest, sequence: int | None) -> ModelShape | None:

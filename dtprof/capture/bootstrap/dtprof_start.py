@@ -5,6 +5,7 @@ file that `dtprof inject install` writes; `import dtprof.auto`. Runs in interpre
 library only.
 """
 
+import importlib
 import importlib.abc
 import importlib.util
 import os
@@ -14,6 +15,7 @@ import time
 STARTED_NS = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUN_DIR, STEP_CLOCK = "DTPROF_RUN_DIR", "DTPROF_STEP_CLOCK"
+PROBE_DIR = "DTPROF_PROBE_DIR"
 JOBS_FOLDER = "/tmp/dtprof-jobs-%d"
 MOST_ANCESTORS = 64
 
@@ -33,6 +35,9 @@ def import_dtprof():
 
 def arm():
     """Arm this process; whatever goes wrong is one line on stderr."""
+    if os.environ.get(PROBE_DIR):
+        probe()
+        return
     try:
         import_dtprof()
         if os.environ.get(RUN_DIR):
@@ -47,6 +52,23 @@ def arm():
             step_clock.StepClock(Path(os.environ[STEP_CLOCK]), STARTED_NS).install()
     except Exception as error:
         tell(error)
+
+
+def probe():
+    """Probe in place of this process's program, unless that starts ranks; the program must not run in any case."""
+    try:
+        import_dtprof()
+        # By name: capture knows nothing of launch, and this file starts what its environment asks for.
+        probe_run = importlib.import_module("dtprof.launch.rank_probe.probe_run")
+    except Exception as error:
+        tell(error)
+        os._exit(1)
+    probe_run.take_over()
+
+
+def is_wanted():
+    """Say whether the environment asks for anything to be done in this process."""
+    return any(os.environ.get(name) for name in (RUN_DIR, STEP_CLOCK, PROBE_DIR))
 
 
 def tell(error):
@@ -103,9 +125,9 @@ class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def wait_for_torch():
-    """Arm this process, once, when it has imported torch, where its environment names a run or the clock of steps."""
+    """Arm this process, once, when it has imported torch, where its environment asks for it."""
     global waiting
-    if not waiting and (os.environ.get(RUN_DIR) or os.environ.get(STEP_CLOCK)):
+    if not waiting and is_wanted():
         waiting = True
         if "torch" in sys.modules:
             arm()
@@ -116,7 +138,7 @@ def wait_for_torch():
 def wait_for_torch_of_ancestors_job():
     """Wait for torch where the environment was cleared or is ignored: a parent's announcement names the job."""
     try:
-        if not os.environ.get(RUN_DIR) and not os.environ.get(STEP_CLOCK):
+        if not is_wanted():
             os.environ.update(find_job())
     except Exception:
         return  # no job of ours, or an unknown one: leave the process alone

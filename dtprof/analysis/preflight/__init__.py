@@ -1,0 +1,1 @@
+"""What `dtprof doctor` says of a launch, from the documents that its ranks left."""

@@ -1,0 +1,87 @@
+"""Check a launch before the job: the probe in its ranks' place, the verdict, and the cluster's earlier figures."""
+
+import os
+import shutil
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dtprof.analysis.preflight import launch_checks
+from dtprof.analysis.preflight.preflight_case import Pipeline, PreflightCase
+from dtprof.analysis.preflight.preflight_judgement import Preflight, judge
+from dtprof.launch import preflight_launch, run_directory
+from dtprof.records import rank_probes
+from dtprof.session import cluster_matrices
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightRequest:
+    """What is asked for."""
+
+    command: tuple[str, ...]
+    seconds: float
+    output: Path | None = None
+    force: bool = False
+    matrix: Path | None = None
+    given: Pipeline = field(default_factory=Pipeline)  # what the user says; the command's arguments say the rest
+    max_log_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightEnd:
+    """The verdict, where the documents of the ranks lie, and the file of the cluster, where one was written."""
+
+    result: Preflight
+    folder: Path
+    matrix: Path | None
+
+
+def check_launch(request: PreflightRequest) -> PreflightEnd:
+    """Start the command with the probe, and judge what the ranks found.
+
+    Raises:
+        UsageError: the file of the cluster is none.
+        CommandNotFoundError: the command cannot be started.
+        OutputError: the folder or the file of the cluster cannot be written to.
+    """
+    earlier = cluster_matrices.read_earlier(request.matrix) if request.matrix is not None else []
+    folder = _make_folder(request)
+    endpoint = preflight_launch.find_endpoint(request.command, os.environ)
+    status = preflight_launch.probe_launch(request.command, folder, seconds=request.seconds)
+    joint = rank_probes.read_probes(folder)
+    said = launch_checks.read_pipeline(request.command)
+    known = {name: value for name, value in vars(request.given).items() if value is not None}
+    case = PreflightCase(
+        joint=joint,
+        command=request.command,
+        seconds=request.seconds,
+        exit_status=status,
+        endpoint=endpoint,
+        pipeline=replace(said, **known),
+        max_log_bytes=request.max_log_bytes,
+    )
+    matrix = None
+    if joint.links and case.hosts:
+        matrix = request.matrix or cluster_matrices.default_file(sorted(case.hosts), os.environ)
+        if request.matrix is None:
+            earlier = cluster_matrices.read_earlier(matrix)
+    result = judge(case, cluster_matrices.earlier_of(earlier))
+    if matrix is not None:
+        cluster_matrices.keep(matrix, earlier, result)
+    return PreflightEnd(result=result, folder=folder, matrix=matrix)
+
+
+def _make_folder(request: PreflightRequest) -> Path:
+    """Create the folder for the documents of the ranks; on a shared disk each host may have created it."""
+    default = run_directory.default_directory(request.command)
+    folder = (request.output or default.with_name(f"{default.name}-doctor")).absolute()
+    try:
+        old = list(folder.glob(f"{rank_probes.PREFIX}*.json")) + list(folder.glob(f"{rank_probes.JOINT}*.json"))
+        others = {entry.name for entry in folder.iterdir()} - {file.name for file in old} if folder.is_dir() else set()
+        if others or (old and not request.force):
+            raise run_directory.taken_error(folder)
+        if old:
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise run_directory.output_error(folder, error) from error
+    return folder

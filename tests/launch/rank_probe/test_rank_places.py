@@ -1,0 +1,72 @@
+"""Which processes of a launch are ranks, and which one, by their command lines and environments."""
+
+import pytest
+
+from dtprof.launch.rank_probe.link_timings import pair_rounds
+from dtprof.launch.rank_probe.rank_places import Place, find_place, is_launcher
+
+LAUNCHERS = [
+    "python /venv/bin/torchrun --nproc-per-node 2 train.py",
+    "python -m torch.distributed.run train.py",
+    "python -u -X dev -m torch.distributed.launch train.py",
+    "python -m accelerate.commands.launch train.py",
+    "python /venv/bin/accelerate launch train.py",
+    "python /venv/bin/deepspeed train.py",
+    "python -m deepspeed.launcher.launch train.py",
+]
+RANKS = [
+    "python train.py",
+    "python -u train.py --launcher torchrun",
+    "python -m training.run",
+    "python -X dev train.py",
+    "python",
+]
+
+
+@pytest.mark.parametrize("line", LAUNCHERS)
+def test_programs_that_start_ranks_are_left_to_it(line: str) -> None:
+    assert is_launcher(line.split())
+
+
+@pytest.mark.parametrize("line", RANKS)
+def test_other_programs_are_ranks(line: str) -> None:
+    assert not is_launcher(line.split())
+
+
+def test_helpers_of_multiprocessing_are_no_ranks() -> None:
+    assert is_launcher(["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(3)"])
+    assert not is_launcher(["python", "-c", "import torch"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 TORCHELASTIC_RUN_ID=x", ("torchrun", 3, 4, 1, 2)),
+        ("RANK=3 WORLD_SIZE=4 MASTER_ADDR=a", ("env", 3, 4, None, None)),
+        (
+            "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+            ("mpirun", 1, 2, 1, 2),
+        ),
+        ("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1", ("mpirun", 1, 2, 0, 1)),
+        ("SLURM_PROCID=5 SLURM_NTASKS=6 SLURM_LOCALID=1 SLURM_NTASKS_PER_NODE=2(x3)", ("srun", 5, 6, 1, 2)),
+        ("RANK=0 WORLD_SIZE=2 SLURM_PROCID=1 SLURM_NTASKS=2", ("env", 0, 2, None, None)),
+        ("RANK=none WORLD_SIZE=2", ("none", 0, 1, None, None)),
+        ("", ("none", 0, 1, None, None)),
+    ],
+)
+def test_the_place_of_a_rank_is_what_its_launcher_gave_it(text: str, expected: tuple[object, ...]) -> None:
+    place = find_place(dict(word.split("=", 1) for word in text.split()))
+    names = ("launcher", "rank", "world_size", "local_rank", "local_world_size")
+    assert place == Place(**dict(zip(names, expected, strict=True)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 12, 13, 16, 33])
+def test_every_pair_of_ranks_meets_once_and_a_rank_is_in_one_pair_of_a_round(ranks: int) -> None:
+    rounds = pair_rounds(range(ranks))
+    pairs = [pair for one in rounds for pair in one]
+    assert len(pairs) == len(set(pairs)) == ranks * (ranks - 1) // 2
+    assert all(a < b for a, b in pairs)
+    for one in rounds:
+        met = [rank for pair in one for rank in pair]
+        assert len(met) == len(set(met))
+    assert max(map(len, rounds)) == (1 if ranks <= 12 else ranks // 2)
