@@ -65,6 +65,9 @@ def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
         return "rank-stuck", words, DEVICE_ADVICE, 0.9
     if progress:
         return "long-operation", "is still at work outside any collective", LONG_WORK, 0.8
+    if stack is not None and stack.python_state == PythonState.ENDLESS:
+        words = "is in a loop without an exit, outside any collective,"
+        return "rank-stuck", words, "Give the loop at this line a condition that it can meet, or a time limit.", 0.9
     if is_working(rank):
         return (
             "rank-stuck",

@@ -15,11 +15,12 @@ class PythonState(TextEnum):
     """Changes that a busy main thread made to the local variables of its frames within half a second.
 
     A loop that works on data changes some: what it reads, counts or collects. One that only asks whether something has
-    happened changes none.
+    happened changes none. What a loop without an exit counts is no progress.
     """
 
     CHANGED = "changed"
     UNCHANGED = "unchanged"
+    ENDLESS = "endless"  # its innermost loop has no exit in the source
     UNSEEN = "unseen"  # the code has no local variables: it runs at the top level of a module
     NATIVE = "native"  # it computes in code that has let go of the interpreter
 

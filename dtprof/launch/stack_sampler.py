@@ -18,6 +18,7 @@ import psutil
 
 from dtprof.diagnosis.stack_groups import BUSY, MAIN_THREAD, PythonState
 from dtprof.launch.work_counters import WorkCounters, read_work_counters
+from dtprof.lint.endless_loops import find_endless_loop
 from dtprof.records import paths, writer
 
 WINDOW_S = 0.5
@@ -112,9 +113,18 @@ def _python_state(before: Any, after: Any) -> PythonState | None:
     first, second = (
         [(frame.get("name"), frame.get("locals")) for frame in thread.get("frames") or ()] for thread in (old, new)
     )
-    if not any(variables for _, variables in first):
-        return PythonState.UNSEEN
-    return PythonState.UNCHANGED if first == second else PythonState.CHANGED
+    if first == second and any(variables for _, variables in first):
+        return PythonState.UNCHANGED
+    if all(_is_in_endless_loop(thread) for thread in (old, new)):
+        return PythonState.ENDLESS
+    return PythonState.CHANGED if any(variables for _, variables in first) else PythonState.UNSEEN
+
+
+def _is_in_endless_loop(thread: Mapping[str, Any]) -> bool:
+    """Say whether the source shows that the innermost frame is in a loop without an exit."""
+    innermost: Mapping[str, Any] = next(iter(thread.get("frames") or ()), {})
+    file, line = innermost.get("filename"), innermost.get("line")
+    return isinstance(file, str) and isinstance(line, int) and find_endless_loop(file, line) is not None
 
 
 def _main_thread(threads: Any) -> Mapping[str, Any] | None:

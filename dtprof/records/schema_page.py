@@ -93,7 +93,8 @@ _NODE_FILES = (
      "diagnose` has them; `instance`: how many groups of that name and those members were created before"),
     ("stacks.json", "`t_ns`; `processes` by pid: `state`, `threads` as `py-spy dump --json` prints them, or `reason` "
      "why there are none; over half a second `cpu_share` and `children_cpu_share` (of one core), `io_bytes`, "
-     "`page_faults`, and of a busy process `python_state`: whether local variables changed; `rank` where the process "
+     "`page_faults`, and of a busy process `python_state`: whether local variables changed, "
+     "or the loop it runs has no exit in its source; `rank` where the process "
      "had left no record"),
 )  # fmt: skip
 _TYPES = {"B": "uint8", "H": "uint16", "I": "uint32", "i": "int32", "Q": "uint64", "f": "float32"}

@@ -96,6 +96,21 @@ def test_a_loop_that_changes_no_variable_is_told_from_one_that_works(tmp_path: P
     assert all("locals" not in frame for thread in facts["threads"] for frame in thread["frames"])
 
 
+def test_a_loop_at_the_top_level_of_a_program_is_endless_where_its_source_has_no_exit(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("print('started', flush=True)\nn = 0\nwhile True:\n    n += 1\n", encoding="utf-8")
+    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            facts = stack_sampler.sample([process.pid], tmp_path)["processes"][str(process.pid)]
+        finally:
+            process.kill()
+    if "threads" not in facts:
+        pytest.skip(facts["reason"])
+    assert facts["python_state"] == "endless"
+
+
 def test_bytes_read_and_written_are_counted(tmp_path: Path) -> None:
     before = read_work_counters(os.getpid()).io_bytes
     (tmp_path / "file").write_bytes(b"x" * 100_000)

@@ -149,7 +149,8 @@ def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_u
             there += 1
         else:
             steps = program.steps_until(at, b)
-            goes_on = bool(steps) or (is_usual and program.came_here(at, b))
+            # The same line with another size than ever before is a size mismatch, not a call that others skipped.
+            goes_on = bool(steps) or (is_usual and a.label != b.label and program.came_here(at, b))
             if not goes_on or _made(theirs, there, a, program.distance(at, b)):
                 return None
             return Skip(operation=a, fits_steps=not steps or _fits_steps(a, b, steps, theirs, there))

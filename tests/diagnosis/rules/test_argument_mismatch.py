@@ -74,6 +74,19 @@ def test_of_two_calls_at_one_position_the_one_made_for_the_first_time_is_the_wro
     assert finding.confidence == 0.75
 
 
+def test_another_size_at_the_usual_line_is_a_size_mismatch_and_no_skipped_call() -> None:
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        line = rank.site("reduce_scatter_tensor", line=9)
+        for step in range(4):
+            odd, last = step == 3 and rank.rank == 0, step == 3
+            t = step * 1000
+            done = None if last else t + 50
+            rank.op("reduce_scatter", t, done, returned=t + 1, site=line, nbytes=80 if odd else 64, step=0)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("size-mismatch", (0,), (1,))
+
+
 def test_of_two_calls_that_both_are_new_neither_is_known_to_be_wrong() -> None:
     ranks = ranks_in_step(2, 3)
     ranks[0].op("barrier", 3100, site=ranks[0].site("barrier", line=50))

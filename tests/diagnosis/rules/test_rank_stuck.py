@@ -138,6 +138,7 @@ def test_a_chain_of_messages_that_one_late_rank_begins_is_no_cycle() -> None:
         ("running", {"python_state": PythonState.NATIVE}, "long-operation"),
         ("running", {"python_state": PythonState.UNCHANGED}, "rank-stuck"),  # a loop that asks for something
         ("running", {"python_state": PythonState.UNCHANGED, "page_faults": 900}, "long-operation"),
+        ("running", {"python_state": PythonState.ENDLESS}, "rank-stuck"),  # what it counts leads nowhere
         ("sleeping", {"io_bytes": 50_000_000}, "long-operation"),
         ("disk-sleep", {"io_bytes": 50_000_000}, "long-operation"),
         ("disk-sleep", {"io_bytes": 0}, "rank-frozen"),

@@ -1,0 +1,62 @@
+"""Loops that cannot end by themselves, such as `while True: pass` and `while not done: n += 1`, read from source."""
+
+import ast
+import tokenize
+from pathlib import Path
+
+from dtprof.lint.sources import MAX_BYTES
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+WAYS_OUT = (
+    ast.Break,
+    ast.Return,
+    ast.Raise,
+    ast.Assert,
+    ast.Yield,
+    ast.YieldFrom,
+    ast.Await,
+    ast.Call,
+    ast.With,
+    ast.Try,
+)
+"""Statements and expressions that may leave a loop, or do work in it: a call may do anything."""
+
+
+def find_endless_loop(file: str, line: int) -> int | None:
+    """Return the line of the `while` around a line of a source file that can only be left from outside; else None.
+
+    Its condition is constant, or reads only names that the loop never binds, and nothing in it calls, raises or leaves.
+    Another thread or a signal may still end it: its own thread only waits for that.
+    """
+    path = Path(file)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return None
+        with tokenize.open(path) as text:
+            tree = ast.parse(text.read())
+    except (OSError, SyntaxError, ValueError):  # no source, as in a frozen program, or not that of this Python
+        return None
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.While) and _holds(node, line)]
+    return next((loop.lineno for loop in around if _is_endless(loop) and not _in_inner_scope(loop, line)), None)
+
+
+def _holds(node: ast.AST, line: int) -> bool:
+    return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", None) or 0)
+
+
+def _in_inner_scope(loop: ast.While, line: int) -> bool:
+    """Say whether a line of a loop belongs to a function that the loop only defines."""
+    return any(isinstance(node, SCOPES) and _holds(node, line) for node in ast.walk(loop))
+
+
+def _is_endless(loop: ast.While) -> bool:
+    inside = [node for statement in loop.body for node in ast.walk(statement)]
+    if any(isinstance(node, WAYS_OUT) for node in (*inside, *ast.walk(loop.test))):
+        return False
+    if isinstance(loop.test, ast.Constant):
+        return bool(loop.test.value)
+    bound = {node.id for node in inside if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    parts = list(ast.walk(loop.test))
+    plain = (ast.Name, ast.Constant, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop)
+    reads = {node.id for node in parts if isinstance(node, ast.Name)}
+    return all(isinstance(node, (*plain, ast.cmpop, ast.expr_context)) for node in parts) and not reads & bound
