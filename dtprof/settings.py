@@ -141,11 +141,18 @@ CHECK = Setting(
     metavar="handles",
     help="look at every operator of torch for tensors of asynchronous operations that are used before their wait",
 )
+COLLECT = Setting(
+    option="--collect",
+    env="DTPROF_COLLECT",
+    default="",
+    metavar="TARGET",
+    help="send the run while it is recorded to the dtprof collect at HOST:PORT, or to a URL such as s3://BUCKET/runs",
+)
 RUN_SETTINGS = (
     *(OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE, JOIN),
     *(METRICS_PORT, METRICS_ADDRESS, METRICS_FILE),
     *(TRACE_STEPS, TRACE_EVERY, TRACE_RANKS, MAX_TRACE_MB),
-    CHECK,
+    *(CHECK, COLLECT),
 )
 FIRST_TRACED_STEP = 2
 """The begin of the first step is not recorded."""
@@ -159,6 +166,9 @@ ENV_RUN_DIR = "DTPROF_RUN_DIR"
 ENV_NATIVE_HOOK = "DTPROF_NATIVE_TAP"
 ENV_WATCHER_PID = "DTPROF_WATCHER_PID"
 ENV_HOST = "DTPROF_HOST"  # by users: a name for this host where host names are not unique
+ENV_COLLECT_TOKEN = "DTPROF_COLLECT_TOKEN"  # by users: the token of the collector
+ENV_COLLECT_TOKEN_FILE = "DTPROF_COLLECT_TOKEN_FILE"  # by users: a file that holds it, which others cannot read
+ENV_COLLECT_CA = "DTPROF_COLLECT_CA"  # by users: the certificate that its TLS is checked against
 ENV_LOCAL_DIR = "DTPROF_LOCAL_DIR"  # by users: where records of a run on a network file system lie meanwhile
 ENV_STEP_CLOCK = "DTPROF_STEP_CLOCK"  # by `dtprof overhead`: folder for the times of steps
 ENV_RANK_ABOVE = "DTPROF_RANK_ABOVE"  # by a rank of several: its pid and its run, for the processes that it starts

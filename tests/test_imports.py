@@ -50,7 +50,8 @@ PACKAGES = {
     "interchange": {"numpy", "msgspec", "prometheus_client", "pyarrow", "PIL"},
     "report": {"numpy", "plotly", "tomli"},  # tomllib of Python 3.10
     "monitor": {"numpy", "prometheus_client", "rich", "starlette"},
-    "launch": {"psutil", "pynvml", "torch"},  # torch in the ranks, which a probe takes over
+    # Of these torch in the ranks, which a probe takes over.
+    "launch": {"fsspec", "numpy", "psutil", "pynvml", "starlette", "torch"},
     "reference_trainer": {"numpy", "tokenizers", "torch", "typing_extensions"},
 }
 LOADED_IN_THE_JOB_BEFORE_ITS_TORCH = (

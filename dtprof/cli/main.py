@@ -11,7 +11,7 @@ from dtprof.cli.parsers import CommandParser
 from dtprof.errors import DtprofError, OutputError
 
 COMMAND_GROUPS = {
-    "record a job": ("run", "demo", "overhead", "inject", "gather", "import"),
+    "record a job": ("run", "demo", "overhead", "inject", "collect", "gather", "import"),
     "look at a run": ("runs", "summary", "report", "dashboard", "top", "tensorboard", "trace"),
     "diagnose a job": ("doctor", "diagnose", "stacks", "lint"),
     "predict": ("whatif", "plan"),

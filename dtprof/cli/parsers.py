@@ -13,6 +13,7 @@ _URL = re.compile(r"(?!file:|local:)[a-z][a-z0-9+:]+://")
 
 NAMED_APART = {
     ("dashboard", "--host"): "DTPROF_DASHBOARD_HOST",  # DTPROF_HOST names this host in runs
+    ("collect", "--output"): "DTPROF_COLLECT_STORE",  # DTPROF_OUTPUT is the run of `run`
     ("runs", "--host"): "DTPROF_RUNS_HOST",
     ("trace", "--steps"): "DTPROF_NOW_STEPS",  # DTPROF_STEPS is the range of `export`
     ("doctor", "--output"): "DTPROF_DOCTOR_OUTPUT",  # DTPROF_OUTPUT is the directory of `run`

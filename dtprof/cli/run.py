@@ -101,6 +101,7 @@ def _settings(arguments: argparse.Namespace) -> "job_launch.JobSettings":
         stop_on_hang=on_hang == "stop",
         metrics=_metrics(given, arguments),
         trace=_trace(given, arguments),
+        collect=given(settings.COLLECT, arguments.collect),
         check=settings.parse_check(given(settings.CHECK, arguments.check)),
     )
 

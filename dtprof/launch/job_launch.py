@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dtprof.errors import CommandNotFoundError, DiskFullError
+from dtprof.errors import CommandNotFoundError, DiskFullError, DtprofError
 from dtprof.fence import fenced, is_run_gone, set_run
 from dtprof.launch import (
     announcement,
@@ -31,8 +32,11 @@ from dtprof.launch.memory_cgroup import count_oom_kills
 from dtprof.launch.metrics_threads import NO_METRICS, Metrics, MetricsSettings
 from dtprof.launch.node_sampler import Sampler
 from dtprof.monitor.prometheus.node_state import NodeState
-from dtprof.records import paths, writer
+from dtprof.records import paths, remote, writer
 from dtprof.records.shared_follower import SharedFollower, Subscription
+
+if TYPE_CHECKING:
+    from dtprof.launch.collector.run_sender import CollectThread
 
 EXIT_HANG = 3
 STOP_GRACE_S = 10.0
@@ -51,6 +55,7 @@ class JobSettings:
     stop_on_hang: bool
     metrics: MetricsSettings = NO_METRICS
     check: str = ""
+    collect: str = ""  # where the run is sent while it is recorded; empty: nowhere
     trace: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Settings of profiler windows, which the ranks read: values by variable of the environment."""
 
@@ -122,6 +127,7 @@ def run_job(
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
     companions = _Companions(clock.stop)
+    collecting = _collect(run, records, settings) if is_creator and settings.collect else None
     companions.start(functools.partial(_node_state, run, watch, oom_before), watch, records, settings.metrics, compare)
     status = process.wait(stopper.tick)
     announcement.withdraw(announced)
@@ -143,6 +149,8 @@ def run_job(
         truncated=watch.truncated,
         **({"hosts": run_directory.hosts_of(run)} if is_creator else {}),
     )
+    if collecting is not None:
+        collecting.finish(run)
     if not is_written and not is_run_gone():
         say(f"{run / paths.MANIFEST} could not be completed (disk full?): the run lacks the job's exit status")
     return JobEnd(run=run, status=status, stopped_by_us=stopped)
@@ -193,6 +201,27 @@ def _node_state(run: Path, watch: hang_watcher.Watcher, oom_before: int, sampler
         sample=sampler.newest,
         description=sampler.description,
     )
+
+
+@fenced("the run", "is not sent to the collector")
+def _collect(run: Path, records: Path, settings: JobSettings) -> "CollectThread | None":
+    """Begin to send the run."""
+    from dtprof.launch.collector.collect_target import make_sink
+    from dtprof.launch.collector.run_sender import CollectThread, RunSender, new_card
+
+    card = new_card(
+        run,
+        is_named=settings.output is not None,
+        job=run_joining.job_key(),
+        joins=settings.join,
+        host=writer.host_name(),
+    )
+    try:
+        sender = RunSender(records, make_sink(settings.collect), card)
+    except DtprofError as error:
+        say(f"{error}: the run is kept here alone")
+        return None
+    return CollectThread(sender, say=say, target=remote.shown(settings.collect))
 
 
 def _place_of_records(run: Path, settings: JobSettings, manifest: run_directory.LauncherDocument) -> Path:

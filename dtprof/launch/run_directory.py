@@ -21,7 +21,9 @@ from dtprof.launch import announcement, gpu_sampler, interpreter
 from dtprof.records import paths, schema, writer
 
 RUNS = Path("dtprof-runs")
-OUR_FILE = re.compile(r"report\.html|\.launcher|\.?(run|verdict|clock)\.json(\.\d+)?|\.told-\w+")
+OUR_FILE = re.compile(
+    r"report\.html|\.launcher|\.?(run|verdict|clock|collect(-[0-9a-f]{32})?|sent)\.json(\.\d+)?|\.told-\w+"
+)
 OUR_NODE_FILE = re.compile(
     r"(exits|processes|samples|clock|mismatches|lateness)\.jsonl|\.?(launcher-\d+|stacks)\.json(\.\d+)?|\.warned-\w+"
 )

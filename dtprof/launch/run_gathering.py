@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtprof.errors import OutputError, UsageError
+from dtprof.formatting import plural
 from dtprof.job.world_size import resolve_world_size
 from dtprof.launch import run_directory
 from dtprof.records import paths, writer
@@ -84,7 +85,8 @@ def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:
             _copy_folder(folder, output / paths.rank_folder_name(rank, number))
         for run in runs:
             remarks += _copy_nodes(run, output, is_first=run is runs[0])
-        writer.write_json(output / paths.MANIFEST, _merge(runs))
+        documents = [(_host(run), run.document) for run in runs if run.document]
+        writer.write_json(output / paths.MANIFEST, merge_manifests(documents, "gathered from the folders of"))
     except OSError as error:
         raise run_directory.output_error(output, error) from error
     ranks = tuple(sorted({rank for rank, _ in chosen}))
@@ -246,9 +248,14 @@ def _host(run: NodeRun) -> str:
     return str(hosts[0]) if isinstance(hosts, list) and hosts else run.path.name
 
 
-def _merge(runs: Sequence[NodeRun]) -> dict[str, object]:
-    """Return the manifest of the merged run: that of the first, with the fields that depend on all."""
-    documents = [run.document for run in runs if run.document]
+def merge_manifests(manifests: Sequence[tuple[str, Mapping[str, Any]]], how: str) -> dict[str, object]:
+    """Return the manifest of a run of several launchers: that of the first, with the fields that depend on all.
+
+    Parameters:
+        manifests: the host and the manifest of each launcher.
+        how: they came together, for the notes.
+    """
+    documents = [document for _, document in manifests]
     first = next(iter(documents), {})
 
     def numbers(name: str) -> list[Any]:
@@ -257,7 +264,7 @@ def _merge(runs: Sequence[NodeRun]) -> dict[str, object]:
     hosts = [
         str(host) for document in documents if isinstance(document.get("hosts"), list) for host in document["hosts"]
     ]
-    notes = [f"{_host(run)}: {note}" for run in runs for note in run.document.get("notes") or ()]
+    notes = [f"{host}: {note}" for host, document in manifests for note in document.get("notes") or ()]
     statuses = numbers("exit_status")
     return {
         **first,
@@ -270,7 +277,7 @@ def _merge(runs: Sequence[NodeRun]) -> dict[str, object]:
         "oom_kills": sum(numbers("oom_kills")),
         "oom_victims": [victim for document in documents for victim in document.get("oom_victims") or ()],
         "truncated": any(numbers("truncated")),
-        "notes": [*notes, f"gathered from the folders of {len(runs)} launchers"],
+        "notes": [*notes, f"{how} {plural(len(manifests), 'launcher')}"],
     }
 
 

@@ -92,6 +92,26 @@ def unpack_columns(archive: bytes, columns: np.dtype[np.void]) -> Records:
     return records
 
 
+def check_lengths(archive: bytes) -> None:
+    """Check that an archive is whole, by the header of its segment and the lengths of its columns.
+
+    Raises:
+        ValueError: it is cut, longer than its columns, or none.
+    """
+    at = schema.HEADER_SIZE + _COUNT.size
+    if len(archive) < at or archive[: len(schema.MAGIC)] != schema.MAGIC:
+        raise ValueError("cut inside the header, or of another kind of file")
+    (count,) = _COUNT.unpack_from(archive, schema.HEADER_SIZE)
+    if count > schema.SEGMENT_CAPACITY:
+        raise ValueError(f"one of {count} records; a segment has room for {schema.SEGMENT_CAPACITY}")
+    for field in schema.RECORD:
+        if at + _BLOCK.size > len(archive):
+            raise ValueError(f"cut before its column {field.name!r}")
+        at += _BLOCK.size + _BLOCK.unpack_from(archive, at)[1]
+    if at != len(archive):
+        raise ValueError(f"of {len(archive)} bytes; its columns take {at}")
+
+
 def archive_segment(path: Path) -> None:
     """Replace a sealed segment file by its archive; a reader finds one of them at any moment.
 

@@ -1,0 +1,461 @@
+"""The runs that a collector keeps: files of launchers, checked and written below one folder.
+
+A launcher owns the folders that it was first to send. A rank folder that another launcher owns becomes the next free
+attempt, a node folder one with a number, as where launchers share a directory. `.collect.json` in each run says which
+launcher sent what, so that a collector that was killed goes on where it was. Everything a launcher may send twice can
+be sent twice: a byte has one place.
+"""
+
+import json
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dtprof.launch.run_gathering import OF_A_LAUNCHER, merge_manifests
+from dtprof.records import paths, run_facts, schema, writer
+from dtprof.records.rank_log import archive
+from dtprof.records.sent_files import NAME, Growth, growth_of
+
+STATE = ".collect.json"
+OF_LAUNCHER = ".collect-{}.json"
+"""Of one launcher, by its number: what it has sent."""
+DRAFT = ".collect-draft"
+MOST_LAUNCHERS, MOST_FOLDERS = 4096, 4096
+"""Of one run; and folders of one launcher."""
+MOST_MANIFEST_BYTES = 1 << 20
+MOST_PIECES_BYTES = 8 << 20
+"""Of one request, once it is inflated."""
+STALE_S = 120.0
+"""After which a run that nobody sends to is not joined by its job's key alone: the next job may have the same."""
+LEAST_FREE_BYTES = 256 << 20
+RESCAN_S = 30.0
+_PIECE_HEAD = 8
+
+
+class Refusal(Exception):
+    """A request cannot be served; the sentence goes to the launcher."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        """Give an HTTP status and the reason."""
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(kw_only=True)
+class Launcher:
+    """A launcher that sends its part of a run."""
+
+    id: str
+    host: str
+    folders: dict[str, str] = field(default_factory=dict)  # as sent: as kept
+    has_ended: bool = False
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class KeptRun:
+    """A run that launchers send."""
+
+    path: Path
+    job: str | None
+    launchers: dict[str, Launcher] = field(default_factory=dict)
+    heard_s: float = 0.0  # monotonic
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether a launcher of it has yet to end."""
+        return any(not one.has_ended for one in self.launchers.values())
+
+    first: str = ""  # the launcher whose manifest is that of the run
+
+    def save(self, launcher: Launcher) -> None:
+        """Write what a launcher has sent, for the collector after this one."""
+        writer.write_json(self.path / OF_LAUNCHER.format(launcher.id), asdict(launcher))
+
+    def in_order(self) -> list[Launcher]:
+        """Return the launchers that have a manifest, that of the lowest rank first."""
+        return sorted((one for one in self.launchers.values() if one.manifest), key=_lowest_rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What a launcher says of itself when it begins, or goes on."""
+
+    launcher: str  # 32 hexadecimal digits, chosen at random
+    name: str  # of the run
+    is_named: bool  # the user chose the name: another job's run of that name is an error
+    job: str | None  # equal on all hosts of a job
+    joins: bool
+    host: str
+
+    @staticmethod
+    def parse(body: bytes) -> "Opening":
+        """Read a request.
+
+        Raises:
+            Refusal: it is not what a launcher sends.
+        """
+        try:
+            row = json.loads(body)
+            given = Opening(
+                launcher=str(row["launcher"]),
+                name=str(row["name"]),
+                is_named=bool(row["is_named"]),
+                job=None if row.get("job") is None else str(row["job"])[:1000],
+                joins=bool(row["joins"]),
+                host=str(row["host"])[:255],
+            )
+            version = int(row["format"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise Refusal(400, "the opening cannot be read; expected that of a `dtprof run --collect`") from None
+        if len(given.launcher) != 32 or not set(given.launcher) <= set("0123456789abcdef"):
+            raise Refusal(400, "the launcher's number is not one of 32 hexadecimal digits")
+        if not NAME.fullmatch(given.name):
+            raise Refusal(
+                400, f"{given.name!r} is no name for a run; expected letters, digits, dots, dashes: give another -o"
+            )
+        if version > schema.FORMAT_VERSION:
+            raise Refusal(
+                400,
+                f"the run is of format {version}, this collector knows {schema.FORMAT_VERSION}: "
+                "update dtprof where `dtprof collect` runs",
+            )
+        return given
+
+
+class RunStore:
+    """A folder of runs that launchers of other hosts send."""
+
+    def __init__(self, folder: Path, *, max_bytes: int = 0) -> None:
+        """Take up what a collector before this one has kept.
+
+        Parameters:
+            max_bytes: of all runs together; 0: as much as the disk holds.
+
+        Raises:
+            OSError: the folder cannot be made or read.
+        """
+        self.folder = folder
+        self._max_bytes = max_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        self._runs: dict[str, KeptRun] = {}
+        self._of: dict[str, KeptRun] = {}
+        self._used = run_facts.disk_bytes(folder)
+        self._scanned_s = time.monotonic()
+        for path in sorted(folder.iterdir()):
+            if not path.is_symlink() and (path / STATE).is_file():
+                self._take_up(path)
+
+    def _take_up(self, path: Path) -> None:
+        document = run_facts.read_document(path / STATE)
+        run = KeptRun(path=path, job=document.get("job"))
+        for file in path.glob(OF_LAUNCHER.format("*")):
+            try:
+                launcher = Launcher(**run_facts.read_document(file))
+            except TypeError:  # cut off while it was written
+                continue
+            run.launchers[launcher.id] = launcher
+            self._of[launcher.id] = run
+        self._runs[path.name] = run
+
+    # Openings
+
+    def open(self, given: Opening) -> tuple[str, dict[str, list[int]]]:
+        """Return the name of the run that a launcher sends to, and size and time of each of its files.
+
+        Raises:
+            Refusal: the run is another job's, or there is no room.
+        """
+        run = self._of.get(given.launcher)
+        if run is None or not run.path.is_dir():
+            self.check_room(0)
+            run = self._find_or_create(given)
+            run.launchers[given.launcher] = Launcher(id=given.launcher, host=given.host)
+            self._of[given.launcher] = run
+        launcher = run.launchers[given.launcher]
+        launcher.has_ended = False
+        run.heard_s = time.monotonic()
+        run.save(launcher)
+        return run.path.name, dict(self._files(run, launcher))
+
+    def _find_or_create(self, given: Opening) -> KeptRun:
+        if given.job is not None:
+            for run in self._runs.values():
+                is_live = run.is_open and time.monotonic() - run.heard_s < STALE_S
+                if run.job == given.job and is_live and all(one.host != given.host for one in run.launchers.values()):
+                    return self._with_room(run)
+        known = self._runs.get(given.name)
+        if known is not None and given.joins and known.is_open:
+            return self._with_room(known)
+        name, number = given.name, 1
+        while os.path.lexists(self.folder / name):
+            if given.is_named:
+                raise Refusal(
+                    409,
+                    f"the collector holds a run {name} of another job; give another -o DIR, or --join on every host "
+                    "where it is one job of several hosts",
+                )
+            number += 1
+            name = f"{given.name}-{number}"
+        path = self.folder / name
+        path.mkdir(mode=0o755)
+        writer.write_json(path / STATE, {"schema": 1, "job": given.job})
+        run = self._runs[name] = KeptRun(path=path, job=given.job)
+        return run
+
+    @staticmethod
+    def _with_room(run: KeptRun) -> KeptRun:
+        if len(run.launchers) >= MOST_LAUNCHERS:
+            raise Refusal(409, f"{run.path.name} has {MOST_LAUNCHERS} launchers already, more than a run may have")
+        return run
+
+    @staticmethod
+    def _files(run: KeptRun, launcher: Launcher) -> Iterator[tuple[str, list[int]]]:
+        for sent, kept in launcher.folders.items():
+            try:
+                entries = list(os.scandir(run.path / kept))
+            except OSError:
+                continue
+            for entry in entries:
+                if growth_of(kept, entry.name):
+                    status = entry.stat(follow_symlinks=False)
+                    yield f"{sent}/{entry.name}", [status.st_size, status.st_mtime_ns]
+
+    # Files
+
+    def target(self, id_: str, folder: str, file: str) -> tuple[Path, Growth]:
+        """Return where a file of a launcher goes, and how it grows; its folder is made.
+
+        Raises:
+            Refusal: nobody opened a run with this number, or the name is none of a run.
+        """
+        growth = growth_of(folder, file)
+        if growth is None:
+            raise Refusal(400, f"{folder[:80]!r}/{file[:80]!r} is no file of a run: nothing was written")
+        run, launcher = self._known(id_)
+        run.heard_s = time.monotonic()
+        kept = launcher.folders.get(folder)
+        if kept is None:
+            if len(launcher.folders) >= MOST_FOLDERS:
+                raise Refusal(400, f"more than {MOST_FOLDERS} folders of one launcher")
+            kept = launcher.folders[folder] = self._claim(run, folder)
+            run.save(launcher)
+            if (ordered := run.in_order()) and ordered[0].id != run.first:
+                self._write_manifest(run, run.launchers.values())  # another launcher has the lowest rank
+        return run.path / kept / file, growth
+
+    def _known(self, id_: str) -> tuple[KeptRun, Launcher]:
+        run = self._of.get(id_)
+        if run is None or not run.path.is_dir():
+            raise Refusal(404, "no run was opened with this number")
+        return run, run.launchers[id_]
+
+    @staticmethod
+    def _claim(run: KeptRun, folder: str) -> str:
+        parsed = paths.parse_rank_folder(folder)
+        if parsed is not None:
+            return writer.claim_rank_folder(run.path, *parsed)[0].name
+        name, number = folder, 1
+        while True:
+            try:
+                (run.path / name).mkdir()
+            except FileExistsError:
+                number += 1
+                name = f"{folder}-{number}"
+            else:
+                return name
+
+    def check_room(self, nbytes: int) -> None:
+        """Refuse what has no room.
+
+        Raises:
+            Refusal: the disk, or the space that the collector may take, is full.
+        """
+        if self._max_bytes and self._used + nbytes > self._max_bytes:
+            if time.monotonic() - self._scanned_s > RESCAN_S:  # runs may have been removed meanwhile
+                self._used, self._scanned_s = run_facts.disk_bytes(self.folder), time.monotonic()
+            if self._used + nbytes > self._max_bytes:
+                raise Refusal(
+                    507, f"the collector is full: {self._max_bytes >> 20} MiB are used (dtprof collect --max-gb)"
+                )
+        if shutil.disk_usage(self.folder).free < nbytes + LEAST_FREE_BYTES:
+            raise Refusal(507, "the disk of the collector is full")
+
+    def append(self, target: Path, at: int, data: bytes) -> int:
+        """Append to a file of lines; return its size. Bytes that are there already are passed over.
+
+        Raises:
+            Refusal: bytes before these are missing; the size is told.
+        """
+        self.check_room(len(data))
+        descriptor = _open(target)
+        try:
+            size = os.fstat(descriptor).st_size
+            if at > size:
+                raise Refusal(416, str(size))
+            if at + len(data) > size:
+                os.pwrite(descriptor, data[size - at :], size)
+                self._used += at + len(data) - size
+            return max(size, at + len(data))
+        finally:
+            os.close(descriptor)
+
+    def write_pieces(self, target: Path, packed: bytes) -> None:
+        """Write records into a segment, in the order given.
+
+        Raises:
+            Refusal: they are damaged, or lie outside a segment.
+        """
+        inflater = zlib.decompressobj()
+        try:
+            data = inflater.decompress(packed, MOST_PIECES_BYTES)
+        except zlib.error as error:
+            raise Refusal(400, f"records of {target.name} are damaged ({error})") from None
+        if inflater.unconsumed_tail or not inflater.eof:
+            raise Refusal(400, f"records of {target.name} are cut short, or more than {MOST_PIECES_BYTES >> 20} MiB")
+        pieces = list(_pieces(data, target.name))
+        if paths.archive_of(target).exists():
+            return  # complete
+        self.check_room(len(data))
+        descriptor = _open(target)
+        try:
+            if os.fstat(descriptor).st_size == 0:
+                os.ftruncate(descriptor, schema.SEGMENT_SIZE)
+            for at, piece in pieces:
+                os.pwrite(descriptor, piece, at)
+        finally:
+            os.close(descriptor)
+        self._used += len(data)
+
+    def draft(self, target: Path) -> Path:
+        """Return where a whole file is written to before it takes its place."""
+        return target.with_name(f"{DRAFT}.{target.name}")
+
+    def put(self, draft: Path, target: Path, growth: Growth, *, mtime_ns: int) -> None:
+        """Let a whole file take its place, and remember the time of the version.
+
+        Raises:
+            Refusal: it is no archive where one is expected.
+        """
+        size = draft.stat().st_size
+        before = target.stat().st_size if target.exists() else 0
+        if growth is Growth.ARCHIVE:
+            _check_archive(draft)
+            segment = target.with_suffix("")
+            if segment.exists():
+                _complete(segment, draft)
+        os.utime(draft, ns=(mtime_ns, mtime_ns))
+        draft.replace(target)
+        if growth is Growth.ARCHIVE:
+            segment.unlink(missing_ok=True)
+        self._used += size - before
+
+    def delete(self, target: Path, growth: Growth) -> None:
+        """Remove what the launcher's host has dropped for want of room."""
+        if growth in (Growth.SEGMENT, Growth.ARCHIVE, Growth.WHOLE) and target.exists():
+            self._used -= target.stat().st_blocks * 512
+            target.unlink()
+
+    # Manifests
+
+    def put_manifest(self, id_: str, body: bytes) -> None:
+        """Take the manifest of a launcher, and write that of the run.
+
+        Raises:
+            Refusal: it is no manifest.
+        """
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict) or len(body) > MOST_MANIFEST_BYTES:
+            raise Refusal(400, "the manifest is no JSON object")
+        run, launcher = self._known(id_)
+        launcher.manifest = document
+        run.save(launcher)
+        self._write_manifest(run, [launcher])
+
+    def end(self, id_: str) -> None:
+        """Note that a launcher has sent everything."""
+        run, launcher = self._known(id_)
+        launcher.has_ended = True
+        run.save(launcher)
+        self._write_manifest(run, [launcher])
+
+    @staticmethod
+    def _write_manifest(run: KeptRun, changed: Iterable[Launcher]) -> None:
+        """Write the manifest of the run, and the documents of launchers that have changed, or are the first no more."""
+        launchers = run.in_order()
+        if not launchers:
+            return
+        try:
+            merged = merge_manifests([(one.host, one.manifest) for one in launchers], "collected from")
+        except (TypeError, ValueError, AttributeError):
+            raise Refusal(400, "the manifest is none that dtprof wrote") from None
+        if not all(one.manifest.get("ended_realtime_ns") for one in launchers):
+            merged |= {"ended_realtime_ns": 0, "exit_status": None}
+        writer.write_json(run.path / paths.MANIFEST, merged)
+        first_before, run.first = run.first, launchers[0].id
+        for launcher in launchers:
+            if launcher not in changed and launcher.id not in (first_before, run.first):
+                continue
+            pid = launcher.manifest.get("launcher_pid")
+            kept = next((name for name in launcher.folders.values() if name.startswith("node-")), None)
+            if kept is None or not isinstance(pid, int):
+                continue
+            file = run.path / kept / f"launcher-{pid}.json"
+            if launcher is launchers[0]:
+                file.unlink(missing_ok=True)
+            else:
+                known = {name: launcher.manifest[name] for name in OF_A_LAUNCHER if name in launcher.manifest}
+                writer.write_json(file, {"host": launcher.host} | known)
+
+
+def _lowest_rank(launcher: Launcher) -> tuple[int, str]:
+    ranks = [found[0] for name in launcher.folders if (found := paths.parse_rank_folder(name))]
+    return min(ranks, default=1 << 30), launcher.id
+
+
+def _open(target: Path) -> int:
+    return os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+def _pieces(data: bytes, name: str) -> Iterator[tuple[int, bytes]]:
+    position = 0
+    while position < len(data):
+        at, length = (int.from_bytes(data[position + k : position + k + 4], "little") for k in (0, 4))
+        position += _PIECE_HEAD
+        piece = data[position : position + length]
+        if len(piece) != length or at + length > schema.SEGMENT_SIZE:
+            raise Refusal(400, f"records of {name} lie outside a segment")
+        if at == 0 and piece[: len(schema.MAGIC)] != schema.MAGIC:
+            raise Refusal(400, f"{name} does not begin as a segment does")
+        position += length
+        yield at, piece
+
+
+def _check_archive(file: Path) -> None:
+    """Refuse a file that is no whole archive, by the lengths of its columns; they are not inflated."""
+    try:
+        archive.check_lengths(file.read_bytes())
+    except ValueError as error:
+        raise Refusal(400, f"the archive is {error}") from None
+
+
+def _complete(segment: Path, draft: Path) -> None:
+    """Write what the archive holds into its segment: whoever follows that has it open."""
+    try:
+        data = archive.unpack(draft.read_bytes())
+    except ValueError as error:
+        raise Refusal(400, f"the archive is {error}") from None
+    descriptor = _open(segment)
+    try:
+        os.pwrite(descriptor, data[schema.HEADER_SIZE :], schema.HEADER_SIZE)
+        os.pwrite(descriptor, data[: schema.HEADER_SIZE], 0)
+    finally:
+        os.close(descriptor)
