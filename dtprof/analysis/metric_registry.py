@@ -103,6 +103,10 @@ def _of_worst_straggler(name: str, summary: Summary) -> float | None:
     return None if worst is None or worst.blame_ns_per_step is None else getattr(worst, name)
 
 
+def _of_advice(name: str, summary: Summary) -> float | None:
+    return None if summary.advice is None else getattr(summary.advice, name)
+
+
 def _part(name: str, rank: RankResult) -> float | None:
     return (rank.partition_ns or {}).get(name)
 
@@ -301,6 +305,31 @@ JOB: tuple[Metric[Summary], ...] = (
         value=partial(_of_worst_straggler, "blame_ns_per_step"),
         null="no rank holds the others up, or waits are not known",
         tracker="straggler_blame_ms",
+    ),
+    Metric(
+        name="predicted_gain",
+        unit="fraction",
+        better="neither",
+        definition="Share of the step that goes with the change that is predicted to gain most, of those that the user "
+        "of the job can make.",
+        note="Replayed over a few steps; the interval beside it says how far that can be trusted.",
+        section="Advice",
+        clock="device",
+        value=partial(_of_advice, "gain"),
+        null="no change gains beyond noise, or the run cannot be replayed; advice.reason says why",
+        json="advice.gain",
+    ),
+    Metric(
+        name="replay_error",
+        unit="fraction",
+        better="lower",
+        definition="How far the replay of the unchanged steps is off their measured time.",
+        note="Above 5 % nothing is predicted.",
+        section="Advice",
+        clock="device",
+        value=partial(_of_advice, "replay_error"),
+        null="the run was not replayed; advice.reason says why",
+        json="advice.replay_error",
     ),
     Metric(
         name="clock_error_ns",

@@ -363,6 +363,37 @@ class WindowSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The change with the largest predicted gain that the user of the job can make, by replay of a few steps.
+
+    Of a change, all but `reason` is known; else `reason` says why none is named.
+    """
+
+    fix: tuple[str, ...] = ()  # as `dtprof whatif` takes it
+    change: str = ""  # in words
+    step_ns: float | None = None  # predicted
+    gain: float | None = None  # share of the replayed step that goes
+    interval: tuple[float, float] | None = None  # of the gain, 95 %
+    is_bound: bool = False  # the gain is what the change can bring at most
+    assumes: str = ""
+    replay_error: float | None = None  # None: nothing was replayed
+    replayed_steps: tuple[int, int] | None = None
+    reason: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Say for people what the change gains and how far that can be trusted, or why none is named."""
+        if self.gain is None or self.interval is None:
+            return f"no change is named: {self.reason}"
+        low, high = self.interval
+        at_most = "at most " if self.is_bound else ""
+        return (
+            f"{self.change}: {at_most}{100 * self.gain:.1f} % shorter steps ({100 * low:.1f} to {100 * high:.1f} %), "
+            f"{format_ns(self.step_ns)}; replay error {100 * (self.replay_error or 0.0):.1f} %"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """Everything that `dtprof summary` and `dtprof report` show; its JSON document has these fields in this order."""
 
@@ -398,6 +429,7 @@ class Summary:
     memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
     critical_path: CriticalPathResult | None = None
     windows: tuple[WindowSummary, ...] = ()  # of torch.profiler, one a rank; read beside the records
+    advice: Advice | None = None  # None: not asked for
     cannot_tell: tuple[str, ...]
 
     @property

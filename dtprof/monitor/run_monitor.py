@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from dtprof.analysis.rank_exits import STOPPED
 from dtprof.analysis.results import StragglerResult, Summary
+from dtprof.analysis.whatif.advice import summarise_advised
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch, list_reported
 from dtprof.formatting import format_count, format_ns
 from dtprof.job.sound_records import list_ranks
@@ -35,6 +36,12 @@ MAX_NAMED = 8
 SUMMARY_EVERY_S = 1.0
 SUMMARY_SHARE = 0.01
 """Of the time, that the summary may take."""
+ADVICE_EVERY_S = 15.0
+ADVICE_SHARE = 0.005
+ADVISED_STEPS = 24
+"""Newest steps that advice is taken from."""
+MAX_ADVISED = 128
+"""Ranks; of more a few steps take too long to replay beside a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +95,7 @@ class Monitor:
         self._pauses: dict[str, Pauses] = {}  # by boot id: hosts have clocks of their own
         self.summary: Summary | None = None
         self._summary_interval = PollingInterval(every_s=SUMMARY_EVERY_S, share=SUMMARY_SHARE, clock=clock)
+        self._advice_interval = PollingInterval(every_s=ADVICE_EVERY_S, share=ADVICE_SHARE, clock=clock)
         self._has_news = True
 
     @property
@@ -170,8 +178,21 @@ class Monitor:
             return
         began = self._clock()
         self._has_news = False
-        self.summary = self._aggregates.take(self.window.frozen()).summary
+        advice = self.summary.advice if self.summary is not None else None
+        self.summary = replace(self._aggregates.take(self.window.frozen()).summary, advice=advice)
         self._summary_interval.charge(self._clock() - began)
+        if self._advice_interval.is_due and self.num_ranks <= MAX_ADVISED:
+            self._advise(self.summary)
+
+    def _advise(self, summary: Summary) -> None:
+        """Predict the best change from the newest steps."""
+        began = self._clock()
+        newest = summary.steps.used[1] if summary.steps.used is not None else 0
+        if newest <= 0:
+            return
+        records = self.window.frozen(first=max(0, newest - ADVISED_STEPS))
+        self.summary = replace(summary, advice=summarise_advised(records).advice)
+        self._advice_interval.charge(self._clock() - began)
 
 
 def tell_damage(job_problem: str) -> str:

@@ -23,12 +23,12 @@ def summarise(run: "Run", engine: Engine) -> "Summary":
     Raises:
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    from dtprof.analysis import run_summary
+    from dtprof.analysis.whatif.advice import summarise_advised
     from dtprof.session.process_liveness import confirm_running
     from dtprof.session.window_summaries import add_windows
 
     with executor_for(engine, run) as executor:
-        return add_windows(confirm_running(run_summary.summarise(at_hand(run, executor), executor), run), run)
+        return add_windows(confirm_running(summarise_advised(at_hand(run, executor), executor), run), run)
 
 
 def measure(runs: "Sequence[Run]", engine: Engine) -> "list[RunFigures]":

@@ -212,7 +212,7 @@ def test_a_slow_rank_of_a_job_that_is_over_was_slow(tmp_path: Path) -> None:
 def test_damaged_description_of_a_job_is_reported_and_not_taken_for_a_job_that_runs(tmp_path: Path) -> None:
     run = builders.write_run(tmp_path / "run", two_ranks(4))
     (run / "run.json").write_text("[1]")
-    clock = iter([0.0, *[1000.0] * 10])
+    clock = iter([0.0, *[1000.0] * 16])
     snapshot = Monitor(run, clock=lambda: next(clock)).poll()
     assert snapshot.alarms[0] == (
         f"{run}/run.json holds list, not an object; expected the JSON object that `dtprof run` writes: put it back, or "

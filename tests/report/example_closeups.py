@@ -10,10 +10,13 @@ from dtprof.analysis.memory.device_series import DeviceSeries, NodeSeries
 from dtprof.analysis.memory.memory_series import MemorySeries, RankMemory, SampleSeries
 from dtprof.analysis.pipeline.schedule_changes import Change, Changes
 from dtprof.analysis.pipeline.schedule_chart import ChartAction, PipelineChart, StageTime
-from dtprof.analysis.results import PipelineRank, PipelineResult, Summary
+from dtprof.analysis.results import Interval, PipelineRank, PipelineResult, Summary
 from dtprof.analysis.steps.phase_series import StepPhases
 from dtprof.analysis.timeline.run_closeup import Closeup, Tracks
 from dtprof.analysis.timeline.run_tracks import COMMUNICATION, WORK, Track
+from dtprof.analysis.whatif.prediction import Prediction, Scenario
+from dtprof.analysis.whatif.replayed_steps import ReplayedStep
+from dtprof.analysis.whatif.slowdowns import Slowdowns
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.report.figures.figure_source import Source
 from tests.report.example_summaries import MS, STEP_NS, summary_of
@@ -29,6 +32,51 @@ def source_of(
     """Return a run with a pipeline of two stages: F 10 ms, B 20 ms, two microbatches, GPipe."""
     summary = with_pipeline(summary_of(num_ranks=num_ranks, num_steps=num_steps))
     return Source(summary=summary, closeup=closeup_of(summary, bars_each=bars_each), verdict=verdict, nodes=nodes_of(2))
+
+
+def prediction_of() -> Prediction:
+    """Return a prediction of a run of two ranks: rank 1 computes 60 ms of 100, rank 0 40 and waits for it."""
+    scenarios = (
+        Scenario(fix=("compute=1.5x",), step_ns=67.0 * MS, gain=0.33, interval=(0.32, 0.34)),
+        Scenario(fix=("rank=1",), step_ns=80.0 * MS, gain=0.2, interval=(0.18, 0.21), assumes="as now"),
+        Scenario(fix=("buckets=52428800",), step_ns=100.0 * MS, gain=0.0, interval=(-0.01, 0.01)),
+    )
+    return Prediction(
+        run="run",
+        steps=(3, 18),
+        measured_step_ns=100.0 * MS,
+        replayed_step_ns=101.0 * MS,
+        replay_error=0.01,
+        slowdowns=Slowdowns(
+            replayed_ns=100.0 * MS,
+            ideal_ns=80.0 * MS,
+            by_operation={"forward": 1.2, "all_reduce dp": 1.01},
+            by_rank={1: 1.25, 0: 1.0},
+            by_stage={},
+            m_w=1.0,
+            m_s=None,
+        ),
+        scenarios=scenarios,
+        timelines=tuple(
+            ReplayedStep(
+                title=title,
+                step_ns=length * MS,
+                ranks=(0, 1),
+                intervals=(
+                    _replayed(0, "forward", 0, 40),
+                    _replayed(0, "exposed_wait", 40, length),
+                    _replayed(1, "forward", 0, length),
+                ),
+            )
+            for title, length in (("as it was", 60), ("rank 1 as fast as the others", 40))
+        ),
+    )
+
+
+def _replayed(rank: int, kind: str, begin: int, end: int) -> Interval:
+    return Interval(
+        rank=rank, lane="phases", name=kind, kind=kind, begin_ns=begin * MS, end_ns=end * MS, label=f"{kind} on {rank}"
+    )
 
 
 def nodes_of(num_nodes: int, *, gpus_each: int = 0) -> NodeSeries:
@@ -150,6 +198,7 @@ def closeup_of(summary: Summary, *, bars_each: int = 200) -> Closeup:
         },
         tracks=tracks_of(len(ranks), bars_each=bars_each),
         pipeline=chart_of(),
+        prediction=prediction_of(),
         memory=MemorySeries(
             ranks={rank: RankMemory(total="rss_bytes", samples={"rss_bytes": series}) for rank in ranks},
             worst=max(summary.ranks, key=lambda rank: rank.peak_bytes or 0).rank if ranks else None,

@@ -45,7 +45,7 @@ def test_every_panel_is_on_a_shipped_page_and_anchors_are_unique() -> None:
 
 def test_pages_come_in_their_order_and_without_those_that_have_nothing_to_show() -> None:
     everything = [page.name for page in load_report(panel_names(), available=NEEDS)]
-    assert everything[:3] == ["overview", "hang", "timeline"]
+    assert everything[:3] == ["overview", "hang", "changes"]
     assert set(everything) - {page.name for page in load_report(panel_names())} == {"hang", "comparison"}
 
 
@@ -99,7 +99,9 @@ def test_broken_toml_names_the_line(tmp_path: Path) -> None:
 
 def test_an_unknown_panel_names_the_line_and_the_valid_ones(tmp_path: Path) -> None:
     message = load(tmp_path, '[[panels]]\npanel = "timeline"\n\n[[panels]]\npanel = "bubles"\n')
-    assert message.startswith("mine.toml, line 5: unknown panel 'bubles'; expected one of bandwidth, blame,")
+    assert message.startswith(
+        "mine.toml, line 5: unknown panel 'bubles'; expected one of bandwidth, before_after, blame,"
+    )
 
 
 def test_pages_of_one_name_have_addresses_of_their_own() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.analysis.results import PARTS, Summary
+from dtprof.analysis.results import PARTS, Advice, Summary
 from dtprof.report.pages.page_headline import split_topic, write_headline
 from tests.report.example_summaries import MS, STEP_NS, empty_summary, summary_of
 
@@ -62,10 +62,22 @@ def test_wait_and_transfer_together_count_where_neither_stands_out() -> None:
         ("idle", "idle"),
     ],
 )
-def test_every_other_loss_has_its_sentence_and_advice(part: str, words: str) -> None:
-    summary = with_parts(**{part: 50})
+def test_every_other_loss_has_its_sentence_and_the_advice_that_was_predicted(part: str, words: str) -> None:
+    advice = Advice(
+        fix=("rank=1",), change="rank 1 as fast as the others", step_ns=150e6, gain=0.25, interval=(0.2, 0.3),
+        replay_error=0.013,
+    )  # fmt: skip
+    summary = replace(with_parts(**{part: 50}), advice=advice)
     assert said(summary) == f"Ranks spend 25 % of a step of 200 ms {words}."
-    assert write_headline(summary).advice
+    assert write_headline(summary).advice == (
+        "Rank 1 as fast as the others: 25.0 % shorter steps (20.0 to 30.0 %), 150 ms; replay error 1.3 %."
+    )
+
+
+def test_advice_that_abstains_says_why_and_none_is_made_up() -> None:
+    summary = replace(with_parts(data=50), advice=Advice(reason="the replayed step is 7 % off the measured one"))
+    assert write_headline(summary).advice == "No change is named: the replayed step is 7 % off the measured one."
+    assert not write_headline(with_parts(data=50)).advice
 
 
 def test_a_job_that_computes_is_healthy() -> None:

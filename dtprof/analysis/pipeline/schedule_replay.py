@@ -168,7 +168,7 @@ def replay(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> Floats | Non
     Parameters:
         message_ns: how long activations and gradients are on their way from rank to rank.
     """
-    windows, busy = _replay(plan, took, message_ns), took.sum(axis=0)
+    windows, busy = replay_plan(plan, took, message_ns=message_ns), took.sum(axis=0)
     if windows is None or not busy.all():
         return None
     share: Floats = 1 - busy / (len(plan) * windows)
@@ -177,12 +177,13 @@ def replay(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> Floats | Non
 
 def replay_windows(per_rank: Sequence[Array], took: Floats) -> Floats | None:
     """Return how long each replay of the actions of one step is; None where they cannot be replayed."""
-    return _replay(tuple(map(list_acts, per_rank)), took)
+    return replay_plan(tuple(map(list_acts, per_rank)), took)
 
 
 def replay_plan(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> Floats | None:
     """Return how long each replay of a plan is, given durations rank by rank; None where it cannot be replayed."""
-    return _replay(plan, took, message_ns)
+    found = replay_actions(plan, took, message_ns=message_ns)
+    return None if found is None else _window(*found)
 
 
 def list_acts(actions: Array) -> tuple[Act, ...]:
@@ -190,8 +191,8 @@ def list_acts(actions: Array) -> tuple[Act, ...]:
     return tuple(Act(*act) for act in zip(*(actions[name].tolist() for name in Act._fields), strict=True))
 
 
-def _replay(plan: Plan, took: Floats, message_ns: float = 0.0) -> Floats | None:
-    """Return the makespan when ranks run their actions in order, each action as soon as its dependencies have ended.
+def replay_actions(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> tuple[Floats, Floats] | None:
+    """Return begin and end of each action when ranks run them in order, each as soon as its dependencies have ended.
 
     None where the actions wait for each other or for one that is missing.
 
@@ -199,22 +200,29 @@ def _replay(plan: Plan, took: Floats, message_ns: float = 0.0) -> Floats | None:
         took: durations of the actions, rank by rank; one column a replay.
     """
     order = in_order(plan)
-    if order is None:
+    if not order:
         return None
     first_row = np.cumsum([0, *map(len, plan)]).tolist()
     ready: dict[Needed, tuple[int, Floats]] = {}  # on which rank, and when
     now = np.zeros((len(plan), took.shape[1]))
-    started = np.full(took.shape[1], np.inf)
+    begins, ends = np.zeros((2, *took.shape))
     for rank, at, needs, gives in order:
+        row = first_row[rank] + at
         begin = now[rank]
         if needs is not None:
             source, there = ready[needs]
             begin = np.maximum(begin, there if source == rank else there + message_ns)
-        started = np.minimum(started, begin)
-        now[rank] = begin + took[first_row[rank] + at]
+        begins[row] = begin
+        ends[row] = begin + took[row]
+        now[rank] = ends[row]
         if gives is not None:
-            ready[gives] = rank, now[rank].copy()
-    window: Floats = now.max(axis=0) - started
+            ready[gives] = rank, ends[row]
+    return begins, ends
+
+
+def _window(begins: Floats, ends: Floats) -> Floats:
+    """Return how long each replay is."""
+    window: Floats = ends.max(axis=0) - begins.min(axis=0)
     return window
 
 

@@ -12,9 +12,10 @@ from dtprof.analysis.memory.memory_series import MemorySeries, find_worst
 from dtprof.analysis.pipeline.schedule_chart import PipelineChart, chart_pipeline
 from dtprof.analysis.rank_surveys import Run, survey_run
 from dtprof.analysis.results import Summary
-from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.timeline.rank_closeup import Look, RankCloseup
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, bars_each
+from dtprof.analysis.whatif.advice import summarise_closely_advised
+from dtprof.analysis.whatif.prediction import Prediction
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
 
@@ -42,6 +43,7 @@ class Closeup:
     pipeline: PipelineChart | None
     memory: MemorySeries
     traffic: Traffic
+    prediction: Prediction | None = None  # of single changes, from a few steps
 
 
 def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_BARS) -> tuple[Summary, Closeup]:
@@ -53,7 +55,7 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
     surveys = survey_run(run, newest_ranks(run.folders), executor)
     worst = find_worst(surveys.facts)
     look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
-    summary, closeups = summarise_closely(run, executor, surveys=surveys, make_collector=lambda *_: look.at)
+    summary, closeups, prediction = summarise_closely_advised(run, executor, surveys=surveys, collect=look.at)
     ranks = {fact.rank: details for fact, details in zip(surveys.facts, closeups, strict=True)}
     return summary, Closeup(
         coordinates={rank: details.coordinates for rank, details in ranks.items()},
@@ -65,6 +67,7 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
             phases=ranks[worst].phases if worst is not None else None,
         ),
         traffic=find_traffic({rank: details.sent_bytes for rank, details in ranks.items()}, surveys.instances),
+        prediction=prediction,
     )
 
 

@@ -9,23 +9,20 @@ import numpy as np
 from dtprof.analysis.whatif.fixes import DATA_PARALLEL, WHOLE_JOB, Unpredictable, fit_costs
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Floats
+from dtprof.intervals import Mask
 
 SMALLEST = 1e-3
 """Of the largest bucket: smaller reductions are of losses and norms."""
 
 
-def replay_buckets(graph: OperationGraph, size: int) -> Floats:
-    """Return the time that buckets of this size add to each step, ns.
+def replay_buckets(graph: OperationGraph, size: int) -> tuple[Floats, float]:
+    """Return the time that buckets of this size add to each step, and the error of the modelled present buckets; ns.
 
     Raises:
         Unpredictable: the run has no gradient buckets of several sizes.
     """
     name = f"buckets={size}"
-    chosen = graph.is_of(lambda kind: kind.op == "all_reduce" and kind.group in (*DATA_PARALLEL, *WHOLE_JOB)) & (
-        graph.issued_by >= 0
-    )
-    if chosen.any():
-        chosen &= graph.nbytes >= SMALLEST * graph.nbytes[chosen].max()
+    chosen = _find_buckets(graph)
     rows = np.flatnonzero(chosen)
     if not len(rows) or not graph.nbytes[rows].any():
         raise Unpredictable(f"{name}: the measured steps have no all_reduce of gradients over data-parallel replicas")
@@ -36,7 +33,7 @@ def replay_buckets(graph: OperationGraph, size: int) -> Floats:
             "run with buckets of several sizes"
         )
     ends = graph.dependencies.replay(graph.durations[:, np.newaxis])[:, 0]
-    added = np.zeros(graph.num_steps)
+    added, missed = np.zeros((2, graph.num_steps))
     for step in range(graph.num_steps):
         some = rows[graph.step[rows] == step]
         instances, place = np.unique(graph.instance[some], return_inverse=True)
@@ -47,8 +44,24 @@ def replay_buckets(graph: OperationGraph, size: int) -> Floats:
         order = np.argsort(ready, kind="stable")
         if len(order):
             added[step] = _finish(*_refill(ready[order], nbytes[order], size), cost.latency_ns, cost.ns_per_byte)
-            added[step] -= _finish(ready[order], nbytes[order], cost.latency_ns, cost.ns_per_byte)
-    return added
+            present = _finish(ready[order], nbytes[order], cost.latency_ns, cost.ns_per_byte)
+            added[step] -= present
+            missed[step] = abs(present - ends[some].max())
+    return added, float(missed.mean())
+
+
+def largest_bucket(graph: OperationGraph) -> int:
+    """Return the bytes of the largest gradient bucket; 0 where there is none."""
+    return int(graph.nbytes[_find_buckets(graph)].max(initial=0))
+
+
+def _find_buckets(graph: OperationGraph) -> Mask:
+    chosen: Mask = graph.is_of(lambda kind: kind.op == "all_reduce" and kind.group in (*DATA_PARALLEL, *WHOLE_JOB)) & (
+        graph.issued_by >= 0
+    )
+    if chosen.any():
+        chosen &= graph.nbytes >= SMALLEST * graph.nbytes[chosen].max()
+    return chosen
 
 
 def _refill(ready: Floats, nbytes: Floats, size: int) -> tuple[Floats, Floats]:

@@ -5,7 +5,7 @@ not fixed (those of the same stage in other replicas, where there are any). An o
 its ideal time, the same on all ranks and in all steps; input and checkpoints are taken off the path of the step.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Dependencies, Floats
 from dtprof.errors import UsageError
+from dtprof.formatting import format_bytes
 from dtprof.intervals import Column, Mask
 from dtprof.job.sound_records import list_ranks
 from dtprof.records import events
@@ -64,6 +65,31 @@ class Fix:
     def number(self) -> float:
         """Return the value as a number; parsed and checked where it was typed."""
         return float(self.value.removesuffix("x"))
+
+
+def describe(names: Sequence[str]) -> str:
+    """Return for people what changes, named as results name them, are."""
+    return ", and ".join(_describe(*name.split("=", 1)) for name in names)
+
+
+def _describe(what: str, value: str) -> str:
+    if what == RANK and "," in value:
+        return f"ranks {value.replace(',', ', ')} as fast as the others"
+    if what in (RANK, HOST, STAGE):
+        return f"{what} {value} as fast as the others"
+    if what == PHASE and value in IN_BACKGROUND:
+        return {events.DATA: "input loaded", events.CHECKPOINT: "checkpoints written"}[value] + " in the background"
+    if what in (OP, PHASE):
+        return f"{value} alike on all ranks and in all steps"
+    return {
+        NETWORK: f"transfers {value} as fast",
+        COMPUTE: f"computation {value} as fast",
+        OVERLAP: "collectives fully overlapped with computation",
+        MICROBATCHES: f"{value} microbatches",
+        SCHEDULE: f"the pipeline schedule {value}",
+        BUCKETS: f"gradient buckets of {format_bytes(int(value)) if value.isdecimal() else value}",
+        RANKS: f"{value} ranks",
+    }[what]
 
 
 class Unpredictable(Exception):

@@ -125,6 +125,7 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
         steps=(int(lines[0].steps[0]), int(lines[0].steps[-1])),
         step_ends=list(np.stack(ends_of, axis=1)),
         chained=True,
+        chains=chains,
         begins=np.array([chain[0] for chain in chains]),
         measured_ns=np.diff(ends).astype(np.float64),
     )

@@ -51,6 +51,7 @@ class OperationGraph:
     chained: bool  # a step begins where the one before ends; else each begins at 0
     begins: Column  # chained: the nodes of which the last begins the first step
     measured_ns: Floats  # how long each step was
+    chains: Sequence[Column] = ()  # the main line of each rank, its nodes in order; empty: not known
     replicas: dict[int, tuple[int, int]] = field(default_factory=dict)  # of ranks of a pipeline: replica and stage
     caveats: tuple[str, ...] = ()
 

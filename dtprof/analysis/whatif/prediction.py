@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dtprof.analysis.whatif.bucket_sizes import replay_buckets
+from dtprof.analysis.whatif.bucket_sizes import largest_bucket, replay_buckets
 from dtprof.analysis.whatif.fixes import (
     BUCKETS,
     COMPUTE,
@@ -27,11 +27,13 @@ from dtprof.analysis.whatif.fixes import (
     STAGE,
     Fix,
     Unpredictable,
+    describe,
     fix_durations,
     overlap_fully,
 )
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Floats
+from dtprof.analysis.whatif.replayed_steps import ReplayedStep, draw_graph_step, draw_plan_step
 from dtprof.analysis.whatif.schedule_fixes import PipelineTimes
 from dtprof.analysis.whatif.slowdowns import Slowdowns, measure_slowdowns
 from dtprof.errors import UsageError
@@ -41,6 +43,10 @@ MAX_ERROR = 0.05
 """Of the measured step: by more a replay must not miss it."""
 MAX_TABLE_RANKS = 8
 """Ranks in the table of single fixes: those that spend most time beyond the ideal."""
+MAX_TABLE_OTHERS = 8
+"""Hosts, and stages, in it."""
+FULL_OVERLAP = f"{OVERLAP}=full"
+NOW = "as it was"
 WORTH = 0.005
 """Of the step: a smaller gain is none to act on."""
 RESAMPLED = 400
@@ -72,23 +78,38 @@ class Prediction:
     replay_error: float | None = None
     slowdowns: Slowdowns | None = None
     scenarios: tuple[Scenario, ...] = ()
+    timelines: tuple[ReplayedStep, ...] = ()  # of one step, as it was and after `best`, where they were asked for
     cannot_tell: tuple[str, ...] = ()
 
     @property
     def best(self) -> Scenario | None:
-        """The single change with the largest gain that the user of the job can make without other hardware."""
-        return next(
-            (
-                scenario
-                for scenario in self.scenarios
-                if scenario.gain is not None
-                and scenario.gain > WORTH
-                and scenario.interval is not None
-                and scenario.interval[0] > 0
-                and is_at_hand(scenario.fix)
-            ),
-            None,
-        )
+        """The single change with the largest gain that the user of the job can make without other hardware.
+
+        Full overlap is a bound rather than a change: it counts where no other change gains anything.
+        """
+        gaining = _gaining(self.scenarios)
+        made = [scenario for scenario in gaining if is_at_hand(scenario.fix)]
+        bounds = [scenario for scenario in gaining if scenario.fix == (FULL_OVERLAP,)]
+        return max(made or bounds, key=lambda scenario: scenario.gain or 0.0, default=None)
+
+
+def _gaining(scenarios: Iterable[Scenario]) -> list[Scenario]:
+    return [
+        scenario
+        for scenario in scenarios
+        if scenario.gain is not None
+        and scenario.gain > WORTH
+        and scenario.interval is not None
+        and scenario.interval[0] > 0
+    ]
+
+
+def _is_made(fixes: Sequence[Fix]) -> bool:
+    return is_at_hand([*map(str, fixes)])
+
+
+def _is_bound(fixes: Sequence[Fix]) -> bool:
+    return [*map(str, fixes)] == [FULL_OVERLAP]
 
 
 def is_at_hand(fix: Sequence[str]) -> bool:
@@ -108,8 +129,11 @@ class Replayable:
     caveats: tuple[str, ...] = field(default=())
 
 
-def predict(name: str, source: Replayable, fixes: Sequence[Fix]) -> Prediction:
+def predict(name: str, source: Replayable, fixes: Sequence[Fix], *, in_short: bool = False) -> Prediction:
     """Replay a run as it was and changed; without changes each single one that there is.
+
+    Parameters:
+        in_short: only changes that the user of the job can make, and no slowdowns.
 
     Raises:
         UsageError: a change names what the run does not have.
@@ -133,14 +157,51 @@ def predict(name: str, source: Replayable, fixes: Sequence[Fix]) -> Prediction:
             f"{_name_part(graph, float(modelled.mean()) - measured)}; nothing is predicted"
         )
         return _with(known, cannot_tell=(*known.cannot_tell, reason))
-    slowdowns = measure_slowdowns(graph)
+    slowdowns = None if in_short else measure_slowdowns(graph)
     chosen = [tuple(fixes)] if fixes else [(fix,) for fix in list_single_fixes(source)]
+    if in_short:
+        chosen, bounds = ([some for some in chosen if wanted(some)] for wanted in (_is_made, _is_bound))
     scenarios = _replay_scenarios(source, chosen, replayed, error)
     if not fixes:
         scenarios.sort(key=lambda scenario: -(scenario.gain if scenario.gain is not None else -np.inf))
         scenarios = [scenario for scenario in scenarios if scenario.gain is not None]
+    if in_short and not _gaining(scenarios):
+        scenarios += _replay_scenarios(source, bounds, replayed, error)
     reasons = tuple(f"scenarios: {scenario.reason}" for scenario in scenarios if scenario.reason)
     return _with(known, slowdowns=slowdowns, scenarios=tuple(scenarios), cannot_tell=(*known.cannot_tell, *reasons))
+
+
+def draw_best(source: Replayable, found: Prediction) -> tuple[ReplayedStep, ...]:
+    """Return one step as it is replayed, before and after the best change; nothing where there is none to draw.
+
+    A change of the pipeline is drawn as its actions, with mean times; any other as the step of median length.
+    """
+    best = found.best
+    if best is None or len(best.fix) != 1:
+        return ()
+    what, value = best.fix[0].split("=", 1)
+    graph, changed = source.graph, describe(best.fix)
+    drawn: tuple[ReplayedStep | None, ...]
+    if what in (MICROBATCHES, SCHEDULE):
+        times = source.pipeline
+        assert times is not None  # or it would not have been predicted
+        plans = (times.replay_present(), times.replay_means(**{what: value}))
+        drawn = tuple(
+            None if plan is None else draw_plan_step(plan, times.members, title=title)
+            for plan, title in zip(plans, (NOW, changed), strict=True)
+        )
+    elif what == BUCKETS:
+        return ()  # only the end of the step is predicted
+    else:
+        after = _apply(source, [Fix(what=what, value=value)])
+        other = graph.depending_on(overlap_fully(graph)) if after.overlaps else graph
+        steps = graph.replay_steps([graph.durations])[:, 0]
+        place = int(np.argsort(steps)[len(steps) // 2])
+        drawn = (
+            draw_graph_step(graph, graph.durations, place=place, title=NOW),
+            draw_graph_step(other, after.durations, place=place, title=changed),
+        )
+    return tuple(one for one in drawn if one is not None) if None not in drawn else ()
 
 
 def _with(known: Prediction, **more: object) -> Prediction:
@@ -188,16 +249,19 @@ def list_single_fixes(source: Replayable) -> list[Fix]:
         fixes += [Fix(what=RANK, value=str(rank)) for rank in slowest.tolist()]
     hosts = sorted(set(graph.hosts.values()))
     if len(hosts) > 1:
-        fixes += [Fix(what=HOST, value=host) for host in hosts[:MAX_TABLE_RANKS]]
+        fixes += [Fix(what=HOST, value=host) for host in hosts[:MAX_TABLE_OTHERS]]
     stages = np.unique(graph.stage[graph.stage >= 0]).tolist()
     if len(stages) > 1:
-        fixes += [Fix(what=STAGE, value=str(stage)) for stage in stages[:MAX_TABLE_RANKS]]
+        fixes += [Fix(what=STAGE, value=str(stage)) for stage in stages[:MAX_TABLE_OTHERS]]
     ops = dict.fromkeys(kind.name for kind in graph.kinds if kind.is_communication)
     fixes += [Fix(what=OP, value=op) for op in ops]
     fixes += [Fix(what=PHASE, value=kind.name) for kind in graph.kinds if not kind.is_communication]
     fixes.append(Fix(what=COMPUTE, value="1.5x"))
     if ops:
         fixes += [Fix(what=NETWORK, value="2x"), Fix(what=OVERLAP, value="full")]
+    bucket = largest_bucket(graph)
+    if bucket:
+        fixes += [Fix(what=BUCKETS, value=str(round(bucket * factor))) for factor in (0.5, 2, 4)]
     if source.pipeline is not None:
         fixes += [Fix(what=MICROBATCHES, value=str(source.pipeline.microbatches * more)) for more in (2, 4)]
         fixes += [Fix(what=SCHEDULE, value=name) for name in source.pipeline.other_schedules]
@@ -225,7 +289,9 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
         if fix.what in (MICROBATCHES, SCHEDULE):
             pipeline[fix.what] = fix.value
         elif fix.what == BUCKETS:
-            added.append(replay_buckets(graph, int(fix.value)))
+            more, missed = replay_buckets(graph, int(fix.value))
+            added.append(more)
+            error_ns += missed
             assumes.append("buckets fill as fast as they did")
         elif fix.what == OVERLAP:
             assumes.append("collectives are waited for at the end of the step only")
@@ -243,8 +309,10 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
             )
         window = times.predict_change(schedule=pipeline.get(SCHEDULE), microbatches=pipeline.get(MICROBATCHES))
         added.append(np.full(graph.num_steps, window.change_ns))
-        error_ns = window.error_ns
+        error_ns += window.error_ns
         assumes.append("the batch of a step stays, its microbatches take time by their size")
+        if times.halves_backward(pipeline.get(SCHEDULE)):
+            assumes.append("gradients of inputs and of weights take half of the backward pass each")
     overlaps = any(fix.what == OVERLAP for fix in fixes)
 
     return _Changed(

@@ -15,6 +15,7 @@ from dtprof.intervals import Column
 Floats = npt.NDArray[np.float64]
 MAX_CELLS = 1 << 23
 """Nodes times scenarios that are replayed in one pass: 64 MB."""
+MAX_EDGES_ONE_BY_ONE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,8 @@ class Dependencies:
         targets = self.after[order]
         bounds = np.searchsorted(self.before[order], np.arange(self.num_nodes + 1))
         left = np.bincount(self.after, minlength=self.num_nodes)
+        if len(targets) <= MAX_EDGES_ONE_BY_ONE:
+            return _levels_one_by_one(bounds.tolist(), targets.tolist(), left.tolist())
         level = np.flatnonzero(left == 0)
         levels = []
         while len(level):
@@ -58,10 +61,19 @@ class Dependencies:
     def _passes(self) -> list[tuple[Column, Column, Column]]:
         """Of each level but the first: its nodes, their sources, and where the sources of each begin."""
         bounds, sources = self._sources
-        passes = []
-        for level in self.levels[1:]:
-            counts = bounds[level + 1] - bounds[level]
-            passes.append((level, sources[_ranges(bounds[level], bounds[level + 1])], np.r_[0, np.cumsum(counts)[:-1]]))
+        levels = self.levels[1:]
+        if not levels:
+            return []
+        nodes = np.concatenate(levels)
+        counts = bounds[nodes + 1] - bounds[nodes]
+        grouped = sources[_ranges(bounds[nodes], bounds[nodes + 1])]
+        starts = np.cumsum(counts) - counts
+        ends = np.cumsum([len(level) for level in levels]).tolist()
+        passes, low = [], 0
+        for level, high in zip(levels, ends, strict=True):
+            begin, end = int(starts[low]), int(starts[high - 1] + counts[high - 1])
+            passes.append((level, grouped[begin:end], starts[low:high] - begin))
+            low = high
         return passes
 
     def replay(self, durations: Floats) -> Floats:
@@ -75,8 +87,28 @@ class Dependencies:
         return ends
 
 
+def _levels_one_by_one(bounds: list[int], targets: list[int], left: list[int]) -> list[Column]:
+    """Return the nodes of each level, given the targets of each node, and how many nodes each depends on.
+
+    Array operations cost more than they save where a level has a few nodes.
+    """
+    level = [node for node, count in enumerate(left) if not count]
+    levels = []
+    while level:
+        levels.append(np.array(level, np.int64))
+        following = []
+        for node in level:
+            for target in targets[bounds[node] : bounds[node + 1]]:
+                left[target] -= 1
+                if not left[target]:
+                    following.append(target)
+        following.sort()
+        level = following
+    return levels
+
+
 def _ranges(begins: Column, ends: Column) -> Column:
     """Return all numbers from each begin up to its end, one range after the other."""
     lengths = ends - begins
-    shift = np.repeat(begins - np.r_[0, np.cumsum(lengths)[:-1]], lengths) if len(lengths) else lengths
+    shift = np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
     return shift + np.arange(int(lengths.sum()))

@@ -1,5 +1,6 @@
 """The graph of a run, from whatever its records hold; a sentence where there is none."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,19 +27,31 @@ IMPORTED_PIPELINE = "StragglerAnalysis"
 
 def read_graph(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Replayable | str:
     """Return a run as a graph, or a sentence that names the missing records."""
-    chosen = newest_ranks(run.folders)
-    surveys = surveys or survey_run(run, chosen, executor)
-    facts = surveys.facts
-    world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
-    missing = sorted(set(range(world_size)) - set(chosen))
+    surveys = surveys or survey_run(run, newest_ranks(run.folders), executor)
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
+    obstacle = find_obstacle(run, surveys, used)
+    if obstacle:
+        return obstacle
+    if run.manifest.imported == IMPORTED_PIPELINE:
+        return _read_pipelines(run, surveys)
+    first, last = _choose_steps(surveys, used)
+    collector = LineCollector(first=first, last=last)
+    reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=lambda *_: collector.at, draws=False)
+    return join_lines(run, surveys, reduced.details, used=used)
+
+
+def find_obstacle(run: Run, surveys: Surveys, used: MeasuredSteps) -> str:
+    """Return why a run cannot be replayed, as far as its survey tells; empty where it can."""
     if not used.known:
         return (
             "whatif: the run has no measured steps, which a change could make shorter; record three steps or more that "
             "end with an optimizer step or dtprof.step()"
         )
     if run.manifest.imported == IMPORTED_PIPELINE:
-        return _read_pipelines(run, surveys)
+        return ""
+    chosen, facts = newest_ranks(run.folders), surveys.facts
+    world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
+    missing = sorted(set(range(world_size)) - set(chosen))
     if missing:
         return (
             f"whatif: {list_ranks(missing)} of {world_size} left no records; expected those of all ranks, whose waits "
@@ -50,10 +63,12 @@ def read_graph(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys 
             f"whatif: the clocks of {len(boots)} hosts could not be aligned; expected one clock, to see who waits for "
             "whom. dtprof run on each node measures them"
         )
-    first, last = _choose_steps(surveys, used)
-    collector = LineCollector(first=first, last=last)
-    reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=lambda *_: collector.at, draws=False)
-    lines = [_with_stage(line, surveys) for line in reduced.details]
+    return ""
+
+
+def join_lines(run: Run, surveys: Surveys, found: Sequence[RankLine], *, used: MeasuredSteps) -> Replayable | str:
+    """Return the lines of all ranks, of the same steps, as a graph; a sentence where they cannot be replayed."""
+    lines = [_with_stage(line, surveys) for line in found]
     unknown = sum(line.unknown for line in lines)
     count = unknown + sum(len(line.seq) for line in lines)
     if unknown > MAX_UNKNOWN * max(1, count):
@@ -66,6 +81,7 @@ def read_graph(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys 
         return f"whatif: the run cannot be replayed: {graph}"
     times = measure_times(list(surveys.pipelines.values()), (used.first, used.last))
     caveats = []
+    first, last = graph.steps
     if (first, last) != (used.first, used.last):
         caveats.append(f"whatif: of {used.last - used.first + 1:,} measured steps {first} to {last} are replayed")
     attempt = newest_attempt(run.folders)

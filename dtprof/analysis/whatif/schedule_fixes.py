@@ -6,7 +6,7 @@ passes that the run did in one are divided into halves where a schedule has grad
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     LOSS,
     Plan,
     list_acts,
+    replay_actions,
     replay_plan,
 )
 from dtprof.analysis.whatif.fixes import Unpredictable
@@ -30,6 +31,7 @@ GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV = "gpipe", "1f1b", "inter
 SCHEDULES = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV)
 ALIASES = {"interleaved1f1b": INTERLEAVED, "zero-bubble": ZB_H1, "zerobubble": ZB_H1, "zbvzerobubble": ZBV}
 _PLANNED = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", INTERLEAVED: "Interleaved1F1B"}
+SPLITTING = (ZB_H1, ZBV, DUALPIPEV)
 _IN_V = (ZBV, DUALPIPEV)
 MAX_ACTIONS = 20_000
 MAX_STEPS = 16
@@ -67,6 +69,15 @@ class WindowChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplayedPlan:
+    """The actions of a step, rank by rank, and when each begins and ends, ns since the first."""
+
+    plan: Plan
+    begins_ns: Floats
+    ends_ns: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineTimes:
     """Times of the actions of one pipeline in some steps; ns."""
 
@@ -80,6 +91,26 @@ class PipelineTimes:
     message_ns: float
     windows_ns: Floats  # of these steps, in the replay of the schedule as it ran
     error_ns: float  # by which they miss the measured ones, mean
+    members: tuple[int, ...] = ()  # the global ranks, in the order of the stages that they begin with
+    plan: Plan = ()  # the actions of each rank as they ran
+    lengths_ns: Floats = field(
+        default_factory=lambda: np.zeros((0, 1))
+    )  # of the actions, rank by rank; a column a step
+
+    def replay_present(self) -> ReplayedPlan | None:
+        """Return the actions of a step as they ran, replayed with mean times; None where they cannot be."""
+        return self._replay_means(self.plan, self.lengths_ns)
+
+    def halves_backward(self, schedule: str | None) -> bool:
+        """Say whether a schedule has apart what the run did in one: gradients of inputs and of weights."""
+        return schedule in SPLITTING and self.name not in SPLITTING
+
+    def _replay_means(self, plan: Plan, took: Floats) -> ReplayedPlan | None:
+        found = replay_actions(plan, took.mean(axis=1, keepdims=True), message_ns=self.message_ns)
+        if found is None:
+            return None
+        begins, ends = (times[:, 0] - found[0].min() for times in found)
+        return ReplayedPlan(plan=plan, begins_ns=begins, ends_ns=ends)
 
     @property
     def other_schedules(self) -> list[str]:
@@ -93,6 +124,23 @@ class PipelineTimes:
             UsageError: there is no such schedule.
             Unpredictable: it has no plan for this pipeline.
         """
+        plan, took, label = self._change(schedule, microbatches)
+        windows = replay_plan(plan, took, message_ns=self.message_ns)
+        if windows is None:
+            raise Unpredictable(f"{label}: the plan of the schedule cannot be replayed")
+        return WindowChange(change_ns=float((windows - self.windows_ns).mean()), error_ns=self.error_ns)
+
+    def replay_means(self, *, schedule: str | None = None, microbatches: str | None = None) -> ReplayedPlan | None:
+        """Return the actions of a changed step as they are replayed, with mean times; None where they cannot be.
+
+        Raises:
+            Unpredictable: the schedule has no plan for this pipeline.
+        """
+        plan, took, _ = self._change(schedule, microbatches)
+        return self._replay_means(plan, took)
+
+    def _change(self, schedule: str | None, microbatches: str | None) -> tuple[Plan, Floats, str]:
+        """Return the plan of a change, what its actions take in each step, and how the change is called."""
         name = parse_schedule(schedule) if schedule else self.name
         count = int(microbatches) if microbatches else self.microbatches
         label = f"schedule={name}, microbatches={count}"
@@ -103,11 +151,7 @@ class PipelineTimes:
         planned = self._plan(name, count)
         if planned is None:
             raise Unpredictable(f"{label}: the schedule has no plan for {self.ranks} ranks and {count} microbatches")
-        plan, took = planned
-        windows = replay_plan(plan, took, message_ns=self.message_ns)
-        if windows is None:
-            raise Unpredictable(f"{label}: the plan of the schedule cannot be replayed")
-        return WindowChange(change_ns=float((windows - self.windows_ns).mean()), error_ns=self.error_ns)
+        return *planned, label
 
     def _plan(self, name: str, microbatches: int) -> tuple[Plan, Floats] | None:
         """Return the actions of a schedule, and their time in each step."""
@@ -211,6 +255,9 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int]) -> PipelineT
         message_ns=message_ns,
         windows_ns=replayed,
         error_ns=float(np.abs(replayed - windows).mean()),
+        members=tuple(member.rank for member in members),
+        plan=plan,
+        lengths_ns=lengths,
     )
 
 

@@ -44,6 +44,9 @@ def render_screen(snapshot: JobSnapshot, run: Path, *, height: int, width: int =
     """
     width = min(width, WIDTH)
     head = [*_head(snapshot, run), *_alarms(snapshot, run, width)]
+    advice = _advice(snapshot.summary, width)
+    if len(head) + len(advice) + FEWEST_RANKS + 3 <= height:
+        head += advice
     room = max(FEWEST_RANKS, height - len(head) - 3)
     shown = choose_ranks(snapshot.ranks, snapshot.summary, room)
     rest = len(snapshot.ranks) - len(shown)
@@ -94,6 +97,13 @@ def _alarms(snapshot: JobSnapshot, run: Path, width: int) -> list[Text]:
     if lines:
         lines.append(Text(f"  why: dtprof diagnose {shlex.quote(str(run))}", overflow="fold"))
     return lines
+
+
+def _advice(summary: Summary | None, width: int) -> list[Text]:
+    """Say which change would gain most, or why none is named."""
+    if summary is None or summary.advice is None:
+        return []
+    return [Text(line, style="cyan") for line in _wrap(f"advice: {summary.advice.sentence}", width)]
 
 
 def _wrap(alarm: str, width: int) -> list[str]:

@@ -300,7 +300,12 @@ class Feed:
         )
         summary = detailed
         if figures is not None:
-            summary = replace(figures.summary, timeline=detailed.timeline, critical_path=detailed.critical_path)
+            summary = replace(
+                figures.summary,
+                timeline=detailed.timeline,
+                critical_path=detailed.critical_path,
+                advice=detailed.advice,
+            )
         examined = self._cpu()
         verdict = self._diagnose(self._monitor.run, summary if window is not None else None) if diagnoses else None
         diagnosed = self._cpu()

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from dtprof.report.figures.bandwidth_figure import draw_bandwidth
+from dtprof.report.figures.before_after_figure import draw_before_after
 from dtprof.report.figures.blame_figure import draw_blame
 from dtprof.report.figures.bubble_parts_figure import draw_bubble_parts
+from dtprof.report.figures.change_gains_figure import draw_change_gains
 from dtprof.report.figures.devices_figure import draw_devices
 from dtprof.report.figures.drawing import Drawing, Nothing
 from dtprof.report.figures.exposed_by_axis_figure import draw_exposed_by_axis
@@ -14,6 +16,7 @@ from dtprof.report.figures.memory_categories_figure import draw_memory_categorie
 from dtprof.report.figures.memory_series_figure import draw_memory_series
 from dtprof.report.figures.pipeline_changes_figure import draw_pipeline_changes
 from dtprof.report.figures.pipeline_figure import draw_pipeline
+from dtprof.report.figures.slowdowns_figure import draw_slowdowns
 from dtprof.report.figures.stacked_step_figure import draw_step_parts, draw_step_phases
 from dtprof.report.figures.stage_times_figure import draw_stage_times
 from dtprof.report.figures.step_times_figure import draw_step_times
@@ -39,4 +42,7 @@ FIGURES: Mapping[str, Callable[[Source], Drawing | Nothing]] = {
     "memory_course": draw_memory_series,
     "devices": draw_devices,
     "blame": draw_blame,
+    "change_gains": draw_change_gains,
+    "before_after": draw_before_after,
+    "slowdowns": draw_slowdowns,
 }

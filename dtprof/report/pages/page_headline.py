@@ -19,16 +19,13 @@ BROKEN = {"hang": "Hang", "crash": "Crash"}
 """Outcomes of the diagnosis that come before everything else."""
 _MAX_NAMED_RANKS = 4
 _LOSSES = {
-    "bubble": ("in pipeline bubbles", "More microbatches or an interleaved schedule make them smaller."),
-    "data": ("waiting for data", "Give the loader more workers, or let it fetch ahead."),
-    "checkpoint": ("writing checkpoints", "Write them less often, or while training goes on."),
-    "host": (
-        "in host work outside every known phase",
-        "Look for logging, evaluation, or .item() between the phases of the step.",
-    ),
-    "idle": ("idle", "Look in the timeline for what the rank was about to do."),
+    "bubble": "in pipeline bubbles",
+    "data": "waiting for data",
+    "checkpoint": "writing checkpoints",
+    "host": "in host work outside every known phase",
+    "idle": "idle",
 }
-"""Parts of a step that are no work: the activity of a rank in them, and the remedy."""
+"""Parts of a step that are no work, and the activity of a rank in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +71,16 @@ def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline
             label="Healthy",
             sentence=f"{_who_spends(summary, shares['compute'] + shares['optimizer'])} computing (forward, "
             f"backward, optimizer); nothing else takes more than {format_share(losses[largest])}.",
+            advice=_advise(summary),
             evidence="step_parts",
         )
     if largest == "communication":
         return _describe_communication(summary, shares)
-    what, advice = _LOSSES[largest]
-    if largest == "bubble" and summary.pipeline is not None and summary.pipeline.advice:
-        advice = summary.pipeline.advice[:1].upper() + summary.pipeline.advice[1:].rstrip(".") + "."
     return Headline(
         verdict="attention",
         label="Attention",
-        sentence=f"{_who_spends(summary, losses[largest])} {what}.",
-        advice=advice,
+        sentence=f"{_who_spends(summary, losses[largest])} {_LOSSES[largest]}.",
+        advice=_advise(summary),
         evidence="bubble_parts" if largest == "bubble" else "step_parts",
     )
 
@@ -160,24 +155,31 @@ def _describe_communication(summary: Summary, shares: Mapping[str, float]) -> He
     worst = max(summary.stragglers, key=lambda straggler: straggler.blame_ns_per_step or 0, default=None)
     if worst is None:
         late = "no rank holds the others up" if knows_stragglers(summary) else "for which rank is not known"
-        even_out = "Look in the timeline for what differs between ranks within a step."
     else:
         late = f"rank {worst.rank} is to blame in {format_share(worst.last_share)} of the steps waited in"
-        even_out = f"Compare rank {worst.rank} with the others: its share of the work, its data, its machine."
-    hide = "Larger or earlier operations, more overlap with backward, or fewer bytes make it shorter."
     if wait >= MOST * (wait + transfer):
         sentence = f"{_who_spends(summary, wait)} waiting for others; {late}."
-        advice, evidence = even_out, "timeline" if worst is None else "stragglers"
+        evidence = "timeline" if worst is None else "stragglers"
     elif transfer >= MOST * (wait + transfer):
         sentence = f"{_who_spends(summary, transfer)} moving data that no work hides{_name_busiest(summary)}."
-        advice, evidence = hide, "collectives"
+        evidence = "collectives"
     else:
         sentence = (
             f"{_who_spends(summary, wait + transfer)} blocked by communication: {format_share(wait)} waiting for "
             f"others, {format_share(transfer)} moving data; {late}."
         )
-        advice, evidence = hide if worst is None else even_out, "step_parts"
-    return Headline(verdict="attention", label="Attention", sentence=sentence, advice=advice, evidence=evidence)
+        evidence = "step_parts"
+    return Headline(
+        verdict="attention", label="Attention", sentence=sentence, advice=_advise(summary), evidence=evidence
+    )
+
+
+def _advise(summary: Summary) -> str:
+    """Return the change that was predicted to gain most, or why none is named; nothing where none was asked for."""
+    if summary.advice is None:
+        return ""
+    said = summary.advice.sentence
+    return said[:1].upper() + said[1:].rstrip(".") + "."
 
 
 def _name_busiest(summary: Summary) -> str:

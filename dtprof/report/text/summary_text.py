@@ -54,6 +54,7 @@ def summary_text(summary: Summary) -> str:
         *_job_lines(summary),
         *_step_lines(summary),
         *_throughput_lines(summary.throughput),
+        *_advice_lines(summary),
         *_rank_lines(summary),
         *_collective_lines(by_axis[:MAX_COLLECTIVES]),
         *_pipeline_lines(summary.pipeline),
@@ -131,6 +132,12 @@ def _step_lines(summary: Summary) -> list[str]:
         f" (p10 {format_ns(spread.p10)}, p90 {format_ns(spread.p90)})",
     )
     return lines + labelled("times", summary.clock_words) if summary.device.ranks else lines
+
+
+def _advice_lines(summary: Summary) -> list[str]:
+    if summary.advice is None or summary.steps.used is None:
+        return []
+    return labelled("advice", summary.advice.sentence)
 
 
 def _throughput_lines(throughput: Throughput | None) -> list[str]:

@@ -1,0 +1,133 @@
+"""The change that would gain most, predicted from a few steps while a run is summarised.
+
+The lines of all ranks over these steps are collected as each rank is read for the summary. Their number of records is
+bounded by the size of the run, so that advice costs a few percent of the summary; where not even MIN_STEPS are within
+that bound, it says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from dtprof.analysis.placed_ranks import RankTiming
+from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
+from dtprof.analysis.results import Advice, Summary
+from dtprof.analysis.run_summary import CollectDetails, Found, reduce_run, state_summary
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
+from dtprof.analysis.whatif.fixes import describe
+from dtprof.analysis.whatif.prediction import FULL_OVERLAP, Prediction, draw_best, predict
+from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
+from dtprof.analysis.whatif.run_graph import IMPORTED_PIPELINE, find_obstacle, join_lines
+from dtprof.job.rank_executor import THIS_PROCESS, Executor
+from dtprof.job.world_size import newest_ranks
+
+MAX_STEPS = 16
+MIN_STEPS = 4
+"""Of fewer there is no interval worth its name."""
+MAX_RECORDS = 3_072
+"""Of the steps that are replayed."""
+MAX_SHARE = 1 / 256
+"""Of the records of a run that may be replayed where that is more: one costs some ten times what it costs to sum up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Collector(Generic[Found]):
+    """Collects lines beside other details of a rank; picklable."""
+
+    lines: LineCollector | None
+    details: CollectDetails[Found] | None
+
+    def at(self, rank: RankTiming, task: RankTask) -> tuple[RankLine | None, Found | None]:
+        line = self.lines.at(rank, task) if self.lines is not None else None
+        return line, self.details(rank, task) if self.details is not None else None
+
+
+def summarise_advised(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
+    """Summarise a run, with advice."""
+    summary, _, _ = summarise_closely_advised(run, executor, surveys=surveys, in_short=True)
+    return summary
+
+
+def summarise_closely_advised(
+    run: Run,
+    executor: Executor,
+    *,
+    surveys: Surveys | None = None,
+    collect: CollectDetails[Found] | None = None,
+    in_short: bool = False,
+) -> tuple[Summary, list[Found], Prediction]:
+    """Summarise a run, with advice; return with it the collected details of each rank, and the prediction.
+
+    Parameters:
+        in_short: predict only what advice needs.
+    """
+    surveys = surveys or survey_run(run, newest_ranks(run.folders), executor)
+    used = choose_steps(list(agree_on_rule(surveys.steps).values()))
+    chosen = _choose_steps(run, surveys, used)
+    lines = LineCollector(first=chosen[0], last=chosen[1]) if not isinstance(chosen, str) else None
+    collector = _Collector(lines=lines, details=collect)
+    makes = lines is not None or collect is not None
+    reduced = reduce_run(
+        run, executor, surveys=surveys, used=used, make_collector=(lambda *_: collector.at) if makes else None
+    )
+    summary = state_summary(run, surveys, reduced, used=used)
+    found = [line for line, _ in reduced.details if line is not None]
+    prediction = _predict(run, surveys, found, used, in_short=in_short) if found else None
+    if prediction is None:
+        prediction = Prediction(run=run.name, cannot_tell=(str(chosen),))
+    details = [detail for _, detail in reduced.details if detail is not None]
+    return replace(summary, advice=state_advice(prediction)), details, prediction
+
+
+def _choose_steps(run: Run, surveys: Surveys, used: MeasuredSteps) -> tuple[int, int] | str:
+    """Return the first and the last step to replay, from the middle of the run; a sentence where none can be."""
+    obstacle = find_obstacle(run, surveys, used)
+    if obstacle:
+        return obstacle
+    if run.manifest.imported == IMPORTED_PIPELINE:
+        return "whatif: imported operations of pipelines are replayed by `dtprof whatif` alone"
+    events = sum(fact.events for fact in surveys.facts)
+    a_step = events / max(1, used.count)
+    count = used.last - used.first + 1
+    most = min(count, MAX_STEPS, int(max(MAX_RECORDS, MAX_SHARE * events) / max(1.0, a_step)))
+    if count < MIN_STEPS:
+        return f"whatif: {count} measured steps are too few to tell a gain from noise; expected {MIN_STEPS}"
+    if most < MIN_STEPS:
+        return (
+            f"whatif: a step of {len(surveys.facts):,} ranks has {a_step:,.0f} records, too many to be replayed beside "
+            "the summary; `dtprof whatif` does"
+        )
+    first = used.first + (count - most) // 2
+    return first, first + most - 1
+
+
+def _predict(
+    run: Run, surveys: Surveys, lines: Sequence[RankLine], used: MeasuredSteps, *, in_short: bool
+) -> Prediction:
+    source = join_lines(run, surveys, lines, used=used)
+    if isinstance(source, str):
+        return Prediction(run=run.name, cannot_tell=(source,))
+    found = predict(run.name, source, (), in_short=in_short)
+    return found if in_short else replace(found, timelines=draw_best(source, found))
+
+
+def state_advice(found: Prediction) -> Advice:
+    """State the best change of a prediction; else why none is named."""
+    best = found.best
+    if best is not None:
+        return Advice(
+            fix=best.fix,
+            change=describe(best.fix),
+            step_ns=best.step_ns,
+            gain=best.gain,
+            interval=best.interval,
+            is_bound=best.fix == (FULL_OVERLAP,),
+            assumes=best.assumes,
+            replay_error=found.replay_error,
+            replayed_steps=found.steps,
+        )
+    if found.replay_error is None or not found.scenarios:
+        reason = found.cannot_tell[-1] if found.cannot_tell else "the run has nothing that could be changed"
+    else:
+        reason = f"none of {len(found.scenarios)} that you can make shortens steps beyond noise"
+    return Advice(reason=reason.removeprefix("whatif: "), replay_error=found.replay_error, replayed_steps=found.steps)

@@ -1,0 +1,101 @@
+"""One step as it is replayed: as it was above, after the best change below, on one scale of time."""
+
+from typing import Any
+
+from dtprof.analysis.results import Interval
+from dtprof.analysis.whatif.replayed_steps import ReplayedStep
+from dtprof.report.figures.change_gains_figure import find_prediction
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
+from dtprof.report.figures.figure_numbers import format_duration
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.palette import hue_of
+from dtprof.report.figures.plot import new_trace
+
+ROW_PX = 26
+GAP = 1.4
+"""Rows between the two steps."""
+NO_CHANGE = Nothing(
+    why="No single change that you can make shortens steps beyond noise, so there is no step to compare.",
+    remedy="dtprof whatif predicts others: faster links or devices, more ranks, several changes at once.",
+)
+
+
+def draw_before_after(source: Source) -> Drawing | Nothing:
+    """Draw what ranks do and wait for, before and after."""
+    found = find_prediction(source)
+    if isinstance(found, Nothing):
+        return found
+    if len(found.timelines) != 2:
+        return NO_CHANGE
+    before, after = found.timelines
+    offset = len(before.ranks) + GAP
+    figure = new_figure(
+        title="One step before and after",
+        x_title="since the step began (ms)",
+        y_title="",
+        height=int(112 + ROW_PX * (offset + len(after.ranks))),
+    )
+    placed = [(before, 0.0), (after, offset)]
+    kinds = dict.fromkeys(bar.kind for step, _ in placed for bar in step.intervals)
+    for kind in sorted(kinds, key=lambda kind: hue_of(kind).label):
+        figure.add_trace(_bars(kind, placed))
+    for step, top in placed:
+        figure.add_annotation(
+            text=f"<b>{as_label(step.title)}</b>: {format_duration(step.step_ns)}",
+            x=0,
+            y=top - 0.95,
+            xref="paper",
+            xanchor="left",
+            yref="y",
+            showarrow=False,
+        )
+    figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=[top + row for step, top in placed for row in range(len(step.ranks))],
+        ticktext=[f"rank {rank}" for step, _ in placed for rank in step.ranks],
+        range=[offset + len(after.ranks) - 0.4, -1.5],
+        fixedrange=True,
+        showgrid=False,
+        ticks="",
+    )
+    gain = 1 - after.step_ns / before.step_ns if before.step_ns else 0.0
+    return Drawing(
+        plot=figure,
+        sentence=f"With {after.title}, this step of {format_duration(before.step_ns)} takes "
+        f"{format_duration(after.step_ns)}: {100 * gain:.1f} % less. Both are replayed.",
+        columns=("step", "rank", "what", "begins (ms)", "lasts (ms)"),
+        rows=tuple(
+            (
+                step.title,
+                str(bar.rank),
+                bar.name,
+                f"{bar.begin_ns / 1e6:.3f}",
+                f"{(bar.end_ns - bar.begin_ns) / 1e6:.3f}",
+            )
+            for step, _ in placed
+            for bar in step.intervals
+        ),
+        zooms=True,
+    )
+
+
+def _bars(kind: str, placed: list[tuple[ReplayedStep, float]]) -> dict[str, Any]:
+    mine: list[tuple[Interval, float, str]] = []
+    for step, top in placed:
+        row_of = {rank: row for row, rank in enumerate(step.ranks)}
+        mine += [(bar, top + row_of[bar.rank], step.title) for bar in step.intervals if bar.kind == kind]
+    return new_trace(
+        "bar",
+        name=as_label(hue_of(kind).label or kind),
+        meta=kind,
+        orientation="h",
+        base=[bar.begin_ns / 1e6 for bar, _, _ in mine],
+        x=[(bar.end_ns - bar.begin_ns) / 1e6 for bar, _, _ in mine],
+        y=[row for _, row, _ in mine],
+        width=0.86,
+        marker=marker(kind),
+        hoverinfo="text",
+        hovertext=[as_label(f"{bar.label}\n{title}") for bar, _, title in mine],
+        textposition="none",
+    )
