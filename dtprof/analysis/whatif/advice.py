@@ -15,9 +15,10 @@ from dtprof.analysis.results import Advice, Summary
 from dtprof.analysis.run_summary import CollectDetails, Found, reduce_run, state_summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
 from dtprof.analysis.whatif.fixes import describe
-from dtprof.analysis.whatif.prediction import FULL_OVERLAP, Prediction, draw_best, predict
+from dtprof.analysis.whatif.prediction import FULL_OVERLAP, MAX_ERROR, Prediction, draw_best, predict
 from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
 from dtprof.analysis.whatif.run_graph import IMPORTED_PIPELINE, find_obstacle, join_lines
+from dtprof.formatting import plural
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
 
@@ -91,7 +92,7 @@ def _choose_steps(run: Run, surveys: Surveys, used: MeasuredSteps) -> tuple[int,
     count = used.last - used.first + 1
     most = min(count, MAX_STEPS, int(max(MAX_RECORDS, MAX_SHARE * events) / max(1.0, a_step)))
     if count < MIN_STEPS:
-        return f"whatif: {count} measured steps are too few to tell a gain from noise; expected {MIN_STEPS}"
+        return f"whatif: a prediction takes {MIN_STEPS} measured steps, the run has {count}"
     if most < MIN_STEPS:
         return (
             f"whatif: a step of {len(surveys.facts):,} ranks has {a_step:,.0f} records, too many to be replayed beside "
@@ -126,8 +127,10 @@ def state_advice(found: Prediction) -> Advice:
             replay_error=found.replay_error,
             replayed_steps=found.steps,
         )
-    if found.replay_error is None or not found.scenarios:
+    if found.replay_error is not None and found.replay_error > MAX_ERROR:
+        reason = f"the replay is {100 * found.replay_error:.1f} % off the measured steps"
+    elif found.replay_error is None or not found.scenarios:
         reason = found.cannot_tell[-1] if found.cannot_tell else "the run has nothing that could be changed"
     else:
-        reason = f"none of {len(found.scenarios)} that you can make shortens steps beyond noise"
+        reason = f"of {plural(len(found.scenarios), 'change')} replayed none gains beyond noise"
     return Advice(reason=reason.removeprefix("whatif: "), replay_error=found.replay_error, replayed_steps=found.steps)

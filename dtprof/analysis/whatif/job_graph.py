@@ -17,6 +17,9 @@ from dtprof.analysis.whatif.replay import Dependencies, Floats
 from dtprof.interning import Interned
 from dtprof.intervals import Column
 
+DRAWS = 4
+_SEED = 11
+
 
 @dataclass
 class _Nodes:
@@ -79,10 +82,7 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
     for line, chain, (low, high) in zip(lines, chains, itertools.pairwise(bounds.tolist()), strict=True):
         member = _add_members(nodes, line, chain, instance[low:high], kinds)
         members.append(member)
-        ready = line.issued.copy()
-        follows = member.previous >= 0
-        ready[follows] = np.maximum(ready[follows], line.done[member.previous[follows]])
-        np.maximum.at(arrival, member.instance, ready)
+        np.maximum.at(arrival, member.instance, _ready(line, member))
     joins = nodes.add(np.zeros(len(known)), STRUCTURE, STRUCTURE, STRUCTURE)
     for line, member, chain in zip(lines, members, chains, strict=True):
         _link_members(nodes, line, member, chain, arrival, joins)
@@ -109,7 +109,7 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
     return OperationGraph(
         dependencies=graph,
         durations=durations,
-        modelled=_average(durations, lines, members, chains, arrival),
+        modelled=_redraw(durations, lines, members, chains, arrival),
         ideal=idealise(durations, kind, rank, step, nbytes, found),
         kinds=found,
         kind=kind,
@@ -131,22 +131,51 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
     )
 
 
-def _average(
+def _redraw(
     durations: Floats, lines: Sequence[RankLine], members: Sequence[_Member], chains: Sequence[Column], arrival: Column
-) -> Floats:
-    """Return durations with one transfer time for all members of an operation, and one time to wake up a rank."""
-    modelled = durations.copy()
+) -> tuple[Floats, ...]:
+    """Return durations like those of the run, but for its accidents: several draws.
+
+    A transfer is the mean of the members of its operation, times the share of that mean that the rank took in another
+    operation of the kind, taken at random. Operations in which the rank arrived last are apart: it is awake, and sooner
+    done. Means alone would be too short, as the slowest member holds up what follows. All waits of a rank take one
+    time to wake up.
+    """
     together = [line.done >= arrival[member.instance] for line, member in zip(lines, members, strict=True)]
     rows = np.concatenate([member.node[some] for member, some in zip(members, together, strict=True)])
     instance = np.concatenate([member.instance[some] for member, some in zip(members, together, strict=True)])
-    if len(rows):
-        sums, counts = np.bincount(instance, durations[rows]), np.bincount(instance)
-        modelled[rows] = (sums / np.maximum(counts, 1))[instance]
-    for line, chain in zip(lines, chains, strict=True):
-        woken = chain[line.waits_for >= 0]
-        if len(woken):
-            modelled[woken] = durations[woken].mean()
-    return modelled
+    sums, counts = np.bincount(instance, durations[rows]), np.bincount(instance)
+    means = (sums / np.maximum(counts, 1))[instance] if len(rows) else np.zeros(0)
+    strata, number = [], 0
+    for line, member, some in zip(lines, members, together, strict=True):
+        ready = _ready(line, member)
+        alike = np.stack((line.op, line.group, ready >= arrival[member.instance]), axis=1)[some]
+        _, place = np.unique(alike, axis=0, return_inverse=True) if len(alike) else (alike, np.zeros(0, np.int64))
+        strata.append(number + place.reshape(-1))
+        number += int(place.max(initial=-1)) + 1
+    shares = np.where(means > 0, durations[rows] / np.where(means > 0, means, 1.0), 1.0)
+    stratum = np.concatenate(strata)
+    in_turn = np.argsort(stratum, kind="stable")
+    woken = [chain[line.waits_for >= 0] for line, chain in zip(lines, chains, strict=True)]
+    random = np.random.default_rng(_SEED)
+    drawn = []
+    for _ in range(DRAWS):
+        modelled = durations.copy()
+        at_random = np.lexsort((random.random(len(rows)), stratum))
+        modelled[rows[in_turn]] = means[in_turn] * shares[at_random]
+        for waits in woken:
+            if len(waits):
+                modelled[waits] = durations[waits].mean()
+        drawn.append(modelled)
+    return tuple(drawn)
+
+
+def _ready(line: RankLine, member: _Member) -> Column:
+    """Return when a rank has issued each operation and is done with the one before it in its group."""
+    ready = line.issued.copy()
+    follows = member.previous >= 0
+    ready[follows] = np.maximum(ready[follows], line.done[member.previous[follows]])
+    return ready
 
 
 def _group_sizes(lines: Sequence[RankLine]) -> dict[str, int]:

@@ -33,7 +33,7 @@ class OperationGraph:
 
     dependencies: Dependencies
     durations: Floats
-    modelled: Floats  # what is particular to this run averaged: their replay shows how far the graph can be trusted
+    modelled: tuple[Floats, ...]  # the like, without the accidents of the run: by their replay the graph is judged
     ideal: Floats
     kinds: tuple[Kind, ...]
     kind: Column

@@ -373,7 +373,7 @@ def _unroll(
     return OperationGraph(
         dependencies=graph,
         durations=np.concatenate([*durations, np.zeros(fill)]),
-        modelled=np.concatenate([*durations, np.zeros(fill)]),
+        modelled=(np.concatenate([*durations, np.zeros(fill)]),),
         ideal=np.concatenate([*ideal, np.zeros(fill)]),
         kinds=tuple(_describe(kind) for kind in kinds),
         kind=np.r_[np.repeat([number[name.kind] for name in names], size), np.full(fill, STRUCTURE)],

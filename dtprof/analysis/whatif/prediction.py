@@ -139,7 +139,8 @@ def predict(name: str, source: Replayable, fixes: Sequence[Fix], *, in_short: bo
         UsageError: a change names what the run does not have.
     """
     graph = source.graph
-    replayed, modelled = graph.replay_steps((graph.durations, graph.modelled)).T
+    steps = graph.replay_steps((graph.durations, *graph.modelled))
+    replayed, modelled = steps[:, 0], steps[:, 1:].mean(axis=1)
     measured = float(graph.measured_ns.mean())
     error = abs(float(modelled.mean()) - measured) / measured
     known = Prediction(
@@ -210,18 +211,19 @@ def _with(known: Prediction, **more: object) -> Prediction:
 
 def _name_part(graph: OperationGraph, missed_ns: float) -> str:
     """Return which part of the run is not as the replay has it, in words."""
-    differs = graph.durations != graph.modelled
+    modelled = graph.modelled[0]
+    differs = graph.durations != modelled
     if not differs.any():
         return f"{abs(missed_ns) / 1e6:.3g} ms a step of the host, between operations, are not in the records"
     kinds: list[int] = np.unique(graph.kind[differs]).tolist()
-    columns = (np.where(graph.kind == number, graph.modelled, graph.durations) for number in kinds)
+    columns = (np.where(graph.kind == number, modelled, graph.durations) for number in kinds)
     means = graph.replay_means(itertools.chain((graph.durations,), columns))
     worst = int(np.argmax(np.abs(means[1:] - means[0])))
     part = graph.kinds[kinds[worst]].name if kinds[worst] >= 0 else ""
     moved = f"{abs(means[1 + worst] - means[0]) / 1e6:.3g} ms a step"
     if not part:
         return f"ranks take unequally long to go on after a wait: {moved}"
-    return f"the members of {part} do not take equally long once all are there: {moved}"
+    return f"which rank is done first with transfers of {part} is not alike from one to the next: {moved}"
 
 
 def check_fixes(source: Replayable, fixes: Iterable[Fix]) -> None:

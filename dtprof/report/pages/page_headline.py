@@ -178,7 +178,9 @@ def _advise(summary: Summary) -> str:
     """Return the change that was predicted to gain most, or why none is named; nothing where none was asked for."""
     if summary.advice is None:
         return ""
-    said = summary.advice.sentence
+    said = (
+        summary.advice.sentence if summary.advice.gain is not None else f"no change is named: {summary.advice.reason}"
+    )
     return said[:1].upper() + said[1:].rstrip(".") + "."
 
 

@@ -52,6 +52,8 @@ def _headline(summary: Summary) -> str:
         )
     if summary.missing_words:
         lines[-1] += f"; **{summary.missing_words}**"
+    if summary.advice is not None and summary.advice.gain is not None:
+        lines += ["", f"**Advice**: {escape(summary.advice.sentence)}"]
     return "\n".join(lines)
 
 

@@ -57,7 +57,7 @@ def test_a_job_in_which_nothing_gains_gets_no_advice(tmp_path: Path) -> None:
     assert found is not None
     assert found.fix == ()
     assert found.gain is None
-    assert found.reason.endswith("shortens steps beyond noise")
+    assert found.reason.endswith("replayed none gains beyond noise")
 
 
 def test_steps_that_are_too_long_to_replay_beside_the_summary_are_not(
@@ -74,14 +74,14 @@ def test_steps_that_are_too_long_to_replay_beside_the_summary_are_not(
 def test_three_measured_steps_are_too_few(tmp_path: Path) -> None:
     found = advised(tmp_path, replace(JOB, steps=4)).advice
     assert found is not None
-    assert found.reason == "3 measured steps are too few to tell a gain from noise; expected 4"
+    assert found.reason == "a prediction takes 4 measured steps, the run has 3"
 
 
 def test_a_replay_that_misses_the_run_names_no_change() -> None:
     why = "whatif: the replayed step is 6.2 % off the measured one, more than 5 %: ...; nothing is predicted"
     found = state_advice(Prediction(run="run", steps=(2, 9), replay_error=0.062, cannot_tell=("other", why)))
     assert found.gain is None
-    assert found.reason == why.removeprefix("whatif: ")
+    assert found.reason == "the replay is 6.2 % off the measured steps"
     assert found.replay_error == 0.062
 
 

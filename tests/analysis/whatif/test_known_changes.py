@@ -98,13 +98,13 @@ def test_a_replay_that_misses_the_step_predicts_nothing_and_names_the_part(tmp_p
     source = graph_of(tmp_path, JOB)
     graph = source.graph
     transfers = graph.is_of(lambda kind: kind.op == "all_reduce")
-    missed = replace(graph, modelled=np.where(transfers, 5 * graph.durations, graph.durations))
+    missed = replace(graph, modelled=(np.where(transfers, 5 * graph.durations, graph.durations),))
     found = predict("run", replace(source, graph=missed), [])
     assert found.replay_error is not None
     assert found.replay_error > MAX_ERROR
     assert found.slowdowns is None
     assert not found.scenarios
-    assert "the members of all_reduce" in found.cannot_tell[-1]
+    assert "transfers of all_reduce" in found.cannot_tell[-1]
     assert "nothing is predicted" in found.cannot_tell[-1]
 
 
