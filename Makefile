@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything, from a fresh clone; a second call skips what is done.
 .POSIX:
-.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity clients matrix gpu benchmarks clean
+.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity clients matrix gpu benchmarks wheels clean
 
 PYTEST = .venv/bin/python -m pytest
 # What `make test` leaves to `make test-all`, which sets this to nothing: tests that show once more what another shows.
@@ -17,6 +17,7 @@ help:
 	@echo "make matrix      try dtprof on other versions of Python and torch (an hour, PyPI; PAIRS='3.12:2.8.0 ...')"
 	@echo "make clients     run programs of Lightning, DeepSpeed, Megatron-Core and others, from PyPI, under dtprof (minutes)"
 	@echo "make benchmarks  measure what dtprof costs"
+	@echo "make wheels      build the wheels, with prebuilt native hooks, and the sdist (PAIRS='3.12:2.9.1 ...' for some)"
 	@echo "make clean       remove .venv, caches and recorded runs"
 
 demo:
@@ -111,6 +112,11 @@ gpu:
 benchmarks:
 	@.ci/environment test
 	@.venv/bin/python -m benchmarks
+
+# Prebuilt hooks for every supported torch and Python, from PyPI (hours; PAIRS='3.12:2.9.1 ...' for some), wheels and sdist.
+wheels:
+	@.ci/environment test
+	@.venv/bin/python .ci/wheels.py $(PAIRS)
 
 clean:
 	rm -rf .venv .make dtprof-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -318,7 +318,6 @@ def test_newer_torch_gets_a_hook_compiled_for_exactly_that_version(
     assert chosen.torch_version == "9.1.0"
     assert chosen.library is not None
     assert Path(chosen.library).parent.name.startswith("9.1.0-")
-    assert '-DDTPROF_TORCH_VERSION="9.1.0"' in Path(chosen.library).read_text()
     assert f"-I{package}/include" in Path(chosen.library).read_text()
     assert "newer than" in (chosen.message or "")
 

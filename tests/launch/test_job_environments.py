@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dtprof import __version__
 from dtprof.capture.native import build, loader
+from dtprof.records import schema
 from dtprof.records.reader import open_run
 from tests import jobs
 
@@ -86,6 +88,31 @@ def test_torch_that_is_only_imported_makes_no_rank(tmp_path: Path) -> None:
     ]
 
 
+def test_hook_of_another_dtprof_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tag = build.binary_tag("2.13.0")
+    monkeypatch.setenv("DTPROF_NATIVE_TAP", str(tmp_path / f"{tag}-0123456789abcdef" / "dtprof_native_hook.so"))
+    module, why = loader.load("2.13.0")
+    assert module is None
+    digest = build.source_digest(schema.cpp_header())
+    assert why == (
+        f"the native hook was compiled for {tag}-0123456789abcdef, this process runs {tag}-{digest}: "
+        "using the Python hook (15 to 30 us more per operation)"
+    )
+
+
+def test_dtprof_of_another_version_in_a_rank_is_named(tmp_path: Path) -> None:
+    package = tmp_path / "other" / "dtprof"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('__version__ = "0.0.7"\n')
+    program = (
+        f"import sys; sys.path.insert(0, {str(package.parent)!r}); import dtprof, torch; print(dtprof.__version__)"
+    )
+    job = jobs.recorded(tmp_path / "run", [sys.executable, "-c", program])
+    assert job.stdout == "0.0.7\n"
+    said = next(line for line in lines(job) if "has imported dtprof" in line)
+    assert said.endswith(f"has imported dtprof 0.0.7 ({package}/__init__.py), dtprof {__version__} started the job")
+
+
 def test_loader_opens_only_what_fits_this_very_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DTPROF_NATIVE_TAP", raising=False)
     assert loader.load("2.13.0") == (None, "")
@@ -94,7 +121,8 @@ def test_loader_opens_only_what_fits_this_very_process(tmp_path: Path, monkeypat
     module, why = loader.load("2.13.0")
     assert module is None
     assert why.startswith("the native hook was compiled for 2.12.0-cpython-311-abc, this process runs 2.13.0-")
-    gone = tmp_path / f"{build.binary_tag('2.13.0')}-abc" / "dtprof_native_hook.so"
+    digest = build.source_digest(schema.cpp_header())
+    gone = tmp_path / f"{build.binary_tag('2.13.0')}-{digest}" / "dtprof_native_hook.so"
     monkeypatch.setenv("DTPROF_NATIVE_TAP", str(gone))
     assert loader.load("2.13.0") == (
         None,

@@ -31,6 +31,13 @@ def import_dtprof():
         module = importlib.util.module_from_spec(spec)
         sys.modules["dtprof"] = module
         spec.loader.exec_module(module)
+        return
+    with open(os.path.join(PACKAGE, "__init__.py"), encoding="utf-8") as file:
+        ours = [line.split('"')[1] for line in file if line.startswith('__version__ = "')]
+    theirs = getattr(sys.modules["dtprof"], "__version__", "of an unknown version")
+    if theirs not in ours:
+        place = getattr(sys.modules["dtprof"], "__file__", "an unknown file")
+        say(f"process {os.getpid()} has imported dtprof {theirs} ({place}), dtprof {ours[0]} started the job")
 
 
 def arm():
@@ -72,10 +79,14 @@ def is_wanted():
 
 
 def tell(error):
-    """Say on stderr that this process is not recorded; a program may have closed that, or put anything in its place."""
+    """Say that this process is not recorded."""
+    say(f"disabled in process {os.getpid()}: {type(error).__name__}: {error}")
+
+
+def say(text):
+    """Say it in a line on stderr; a program may have closed that, or put anything in its place."""
     try:
-        line = f"dtprof: disabled in process {os.getpid()}: {type(error).__name__}: {error}\n"
-        os.write(sys.stderr.fileno(), line.encode("utf-8", "backslashreplace"))
+        os.write(sys.stderr.fileno(), f"dtprof: {text}\n".encode("utf-8", "backslashreplace"))
     except Exception:
         return
 

@@ -1,9 +1,11 @@
-"""Compile the native hook for the torch of one interpreter, once, into a cache.
+"""Find the native hook for the torch of one interpreter: a prebuilt one, else compile it once, into a cache.
 
 Runs as a script under the job's own interpreter, which need not have dtprof: standard library only, torch is located
 and never imported. Prints one JSON object: {"library": path or null, "torch": version or null, "reason": text}.
 
     python build.py SCHEMA_HEADER SECONDS    SECONDS: how long it may compile, 0 not at all
+
+Wheels for Linux carry prebuilt hooks, in folders named like those of the cache (`.ci/wheels.py` makes them).
 """
 
 import contextlib
@@ -27,6 +29,9 @@ FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "native_hook.cpp"
 MODULE = "dtprof_native_hook"
 CHECKSUM = "sha256"
+PREBUILT = FOLDER / "prebuilt"
+RELEASE = re.compile(r"(\d+\.\d+\.\d+)(\+(cpu|cu\d+))?")
+"""A release of torch whose builds for CPU and CUDA have the same headers, as far as the hook includes them."""
 NCCL_SOURCE = FOLDER / "nccl_events.cpp"
 NCCL_LIBRARY = "dtprof_nccl_events.so"
 """Beside the hook where torch has NCCL and the headers of both are installed; NCCL_REASON else says what is missing."""
@@ -81,18 +86,59 @@ def binary_tag(torch_version: str) -> str:
     return f"{torch_version}-{sysconfig.get_config_var('SOABI')}"
 
 
+def prebuilt_tag(torch_folder: Path, torch_version: str) -> str | None:
+    """Return what a prebuilt hook is bound to: release and commit of torch, its C++ strings, the interpreter.
+
+    None: this torch is no release, or does not say of which commit it is.
+    """
+    try:
+        told = (torch_folder / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    release = RELEASE.fullmatch(torch_version)
+    commit = re.search(r"git_version = '([0-9a-f]{8})[0-9a-f]*'", told)
+    if release is None or commit is None:
+        return None
+    abi = "".join(flag[-1] for flag in abi_flags(torch_folder)) or "1"  # newer ones do not say; it is the default
+    return f"{release[1]}-{commit[1]}-abi{abi}-{sysconfig.get_config_var('SOABI')}"
+
+
+def source_digest(schema_header: str) -> str:
+    """Return the end of a hook's folder name: of the source, the constants and the flags that it is compiled with."""
+    digest = hashlib.sha256()
+    sources = [path.read_text(encoding="utf-8") for path in sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])]
+    for part in (*sources, schema_header, " ".join(FLAGS)):
+        digest.update(part.encode())
+    return digest.hexdigest()[:16]
+
+
 def library_path(torch_version: str, schema_header: str) -> Path:
     """Return where the hook for this torch, interpreter and source belongs.
 
     Raises:
         CannotBuildError: there is no cache folder.
     """
-    digest = hashlib.sha256()
-    sources = [path.read_text(encoding="utf-8") for path in sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])]
-    for part in (*sources, schema_header, " ".join(FLAGS)):
-        digest.update(part.encode())
-    name = f"{binary_tag(torch_version)}-{digest.hexdigest()[:16]}"
+    name = f"{binary_tag(torch_version)}-{source_digest(schema_header)}"
     return cache_folder() / "native" / name / f"{MODULE}.so"
+
+
+def prebuilt_path(torch_folder: Path, torch_version: str, schema_header: str) -> Path | None:
+    """Return the prebuilt hook for this torch, interpreter and source; None where the wheel has none."""
+    if (tag := prebuilt_tag(torch_folder, torch_version)) is None:
+        return None
+    library = PREBUILT / f"{tag}-{source_digest(schema_header)}" / f"{MODULE}.so"
+    return library if is_intact(library) else None
+
+
+def misfit(library: Path, torch_version: str, schema_header: str) -> str | None:
+    """Return what this process runs where a hook was made for another torch, interpreter or dtprof; None if it fits."""
+    name = library.parent.name
+    digest = source_digest(schema_header)
+    found = find_torch()
+    tags = [binary_tag(torch_version), found and prebuilt_tag(found[0], torch_version)]
+    if any(tag and name == f"{tag}-{digest}" for tag in tags):
+        return None
+    return f"{tags[0]}-{digest}"
 
 
 def is_intact(library: Path, checksum: str = CHECKSUM) -> bool:
@@ -116,8 +162,10 @@ def compiler() -> str:
     raise CannotBuildError("no C++ compiler was found (install g++, or set CXX)")
 
 
-def compile_hook(torch_folder: Path, torch_version: str, schema_header: str, library: Path, timeout_s: float) -> None:
-    """Compile the hook.
+def compile_hook(
+    torch_folder: Path, schema_header: str, library: Path, timeout_s: float, flags: Sequence[str] = ()
+) -> None:
+    """Compile the hook, with more flags for a prebuilt one.
 
     Raises:
         CannotBuildError: no compiler, no headers, or the compiler failed or took too long.
@@ -132,7 +180,7 @@ def compile_hook(torch_folder: Path, torch_version: str, schema_header: str, lib
             f"-I{scratch}",
             f"-I{python_headers}",
             f"-DDTPROF_MODULE={MODULE}",
-            f'-DDTPROF_TORCH_VERSION="{torch_version}"',
+            *flags,
             str(SOURCE),
             *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
         ]
@@ -261,23 +309,42 @@ def ensure(schema_header: str, *, timeout_s: float) -> dict[str, str | None]:
         return {"library": None, "torch": None, "reason": "torch is not installed"}
     folder, version = torch
     answer: dict[str, str | None] = {"library": None, "torch": version, "reason": None}
+    prebuilt = prebuilt_path(folder, version, schema_header)
+    if prebuilt is not None and not can_compile_nccl_events(folder):
+        return answer | {"library": str(prebuilt)}
     try:
         library = library_path(version, schema_header)
         if not is_intact(library):
             compiler()
             if timeout_s == 0:
                 return answer
-            compile_once(folder, version, schema_header, library, timeout_s)
+            compile_once(folder, schema_header, library, timeout_s, prebuilt)
         elif headers_have_come(folder, library):
             if timeout_s == 0:
                 return answer
             with contextlib.suppress(CannotBuildError):  # the hook is there
-                compile_once(folder, version, schema_header, library, timeout_s)
+                compile_once(folder, schema_header, library, timeout_s, prebuilt)
     except CannotBuildError as error:
+        if prebuilt is not None:
+            return answer | {"library": str(prebuilt)}
         answer["reason"] = str(error)
     else:
         answer["library"] = str(library)
     return answer
+
+
+def has_nccl(torch_folder: Path) -> bool:
+    """Say whether this torch is built with NCCL."""
+    return (torch_folder / "lib" / "libtorch_cuda.so").exists()
+
+
+def can_compile_nccl_events(torch_folder: Path) -> bool:
+    """Say whether this torch has NCCL, and headers and compiler for the library of its events are there."""
+    try:
+        compiler()
+    except CannotBuildError:
+        return False
+    return has_nccl(torch_folder) and missing_header(torch_folder) is None
 
 
 def headers_have_come(torch_folder: Path, library: Path) -> bool:
@@ -290,8 +357,10 @@ def headers_have_come(torch_folder: Path, library: Path) -> bool:
     return NOT_FOUND in reason and missing_header(torch_folder) is None
 
 
-def compile_once(torch_folder: Path, torch_version: str, schema_header: str, library: Path, timeout_s: float) -> None:
-    """Compile, unless another process has done so meanwhile.
+def compile_once(
+    torch_folder: Path, schema_header: str, library: Path, timeout_s: float, prebuilt: Path | None
+) -> None:
+    """Compile, unless another process has done so meanwhile; take the prebuilt hook where there is one.
 
     Raises:
         CannotBuildError: there is no hook now.
@@ -301,9 +370,12 @@ def compile_once(torch_folder: Path, torch_version: str, schema_header: str, lib
         with library.with_name("lock").open("w") as lock:
             take_lock(lock.fileno(), library.with_name("lock"), timeout_s)
             if not is_intact(library):
-                compile_hook(torch_folder, torch_version, schema_header, library, timeout_s)
-            has_nccl = (torch_folder / "lib" / "libtorch_cuda.so").exists()
-            if has_nccl and not is_intact(library.with_name(NCCL_LIBRARY), NCCL_CHECKSUM):
+                if prebuilt is None:
+                    compile_hook(torch_folder, schema_header, library, timeout_s)
+                else:
+                    shutil.copyfile(prebuilt.with_name(CHECKSUM), library.with_name(CHECKSUM))
+                    shutil.copyfile(prebuilt, library)
+            if has_nccl(torch_folder) and not is_intact(library.with_name(NCCL_LIBRARY), NCCL_CHECKSUM):
                 reason = library.with_name(NCCL_REASON)
                 try:
                     compile_nccl_events(torch_folder, library.with_name(NCCL_LIBRARY), timeout_s)

@@ -9,22 +9,22 @@ from typing import Any
 
 from dtprof import settings
 from dtprof.capture.native import build
+from dtprof.records import schema
 
 
 def load(torch_version: str) -> tuple[Any, str]:
     """Return the native hook's module, or None and one line that says why not.
 
-    The binary is bound to the exact torch and interpreter: another one is never opened, not even to look.
+    The binary is bound to the exact torch, interpreter and dtprof: another one is never opened, not even to look.
     """
     path = os.environ.get(settings.ENV_NATIVE_HOOK, "")
     if not path:
         return None, ""
     if build.MODULE in sys.modules:
         return sys.modules[build.MODULE], ""
-    tag = build.binary_tag(torch_version)
-    if not Path(path).parent.name.startswith(tag + "-"):
+    if (runs := build.misfit(Path(path), torch_version, schema.cpp_header())) is not None:
         return None, (
-            f"the native hook was compiled for {Path(path).parent.name}, this process runs {tag}: "
+            f"the native hook was compiled for {Path(path).parent.name}, this process runs {runs}: "
             "using the Python hook (15 to 30 us more per operation)"
         )
     if not build.is_intact(Path(path)):
@@ -49,7 +49,12 @@ def use_nccl_events(native: Any) -> str:
         try:
             return library.with_name(build.NCCL_REASON).read_text(encoding="utf-8")
         except OSError:
-            return f"{library} is missing or damaged"
+            pass
+        if library.parent.parent == build.PREBUILT:
+            return (
+                "the prebuilt native hook has no library of NCCL's events, and compiler or headers for it are missing"
+            )
+        return f"{library} is missing or damaged"
     try:
         native.use_kernel_events(str(library))
     except RuntimeError as error:

@@ -106,7 +106,6 @@ void begin_child() {
 
 PYBIND11_MODULE(DTPROF_MODULE, m) {
   pthread_atfork(&hold_tables, &release_tables, &begin_child);
-  m.attr("torch_version") = DTPROF_TORCH_VERSION;
   m.def("install", &install);
   m.def("configure_sites", [](std::vector<std::string> tool, std::vector<std::string> library,
                               std::vector<std::string> transparent) {
