@@ -7,6 +7,9 @@ PYTEST = .venv/bin/python -m pytest
 CHOSEN = and not thorough
 # Damaged inputs of each reader: `make fuzz INPUTS=1000000` takes hours.
 INPUTS = 10000
+# Empty counts as unset. A Python that keeps no bytecode compiles dtprof anew in each of the thousands of processes of the tests.
+PYTHONDONTWRITEBYTECODE =
+export PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo        set up .venv, record a small training job on 4 ranks, show what comes out"
@@ -24,11 +27,12 @@ demo:
 	@.ci/environment demo
 	@.venv/bin/dtprof demo
 
-# Two at a time where both leave a core idle: pip waits for the network, and mypy runs on one core.
+# Several at a time, or a core is idle: pip waits for the network, mypy and a browser run on one core, and jobs wait for time
+# limits and for their slowest rank.
 test:
 	@$(MAKE) -s -j 2 environment tools
-	@$(MAKE) -s -j 3 check accelerator unit
-	@$(MAKE) -s -j 2 jobs browser
+	@$(MAKE) -s -j 4 check accelerator unit browser
+	@$(MAKE) -s jobs
 	@$(MAKE) -s alone
 	@echo "==> all of the gate has passed"
 
@@ -76,7 +80,7 @@ browser:
 	@.ci/environment test
 	@.ci/browser
 	@echo "==> tests in a headless Chromium"
-	@$(PYTEST) -q -m "browser and not gpu $(CHOSEN)"
+	@$(PYTEST) -q -m "browser and not gpu $(CHOSEN)" tests/browser
 
 # Each framework in an environment of its own, .make/clients/NAME; NAMES="deepspeed-zero1 ..." runs some.
 clients:
