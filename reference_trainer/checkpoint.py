@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from reference_trainer.batches import Batches
 from reference_trainer.checkpoint_folder import CheckpointFolder, Origin
 from reference_trainer.options import Options
+from reference_trainer.parallelism.offload import OffloadedAdamW
 from reference_trainer.seams import Part
 from reference_trainer.token_file import TokenFile
 
@@ -126,7 +127,9 @@ def _allocate_state(optimizer: Optimizer) -> None:
     adamw = _find_adamw(optimizer)
     for group in adamw.param_groups:
         for parameter in group["params"]:
-            if not adamw.state[parameter]:
+            if isinstance(adamw, OffloadedAdamW):
+                adamw.state[parameter] = adamw.make_state(parameter)
+            elif not adamw.state[parameter]:
                 device = parameter.device if group["fused"] or group["capturable"] else "cpu"
                 adamw.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32, device=device),

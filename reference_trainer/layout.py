@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 DP_MODES = ("ddp", "zero1", "fsdp", "hsdp", "ps")
 CHECKPOINTING = ("none", "selective", "full")
+ATTENTIONS = ("gather", "ring")
+OFFLOADS = ("none", "optimizer", "activations", "both")
 COMPRESSIONS = ("none", "fp16", "powersgd")
 # Schedule, and the stages that a rank holds; None where it can be chosen.
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved1f1b": None, "zero-bubble": None, "zbv": 2, "dualpipev": 2}
@@ -23,6 +25,7 @@ class Layout:
     tp: int = 1
     sequence_parallel: bool = False
     cp: int = 1
+    cp_attention: str = "gather"
     pp: int = 1
     schedule: str = "1f1b"
     microbatches: int = 1
@@ -37,6 +40,7 @@ class Layout:
     staleness: int | None = None  # of ps; None: all workers in step
     activation_checkpointing: str = "none"
     compile: bool = False
+    offload: str = "none"
 
     @property
     def world_size(self) -> int:
@@ -52,6 +56,16 @@ class Layout:
     def splits_backward(self) -> bool:
         """Tell whether the schedule computes gradients of inputs and of weights at different times."""
         return self.pp > 1 and self.schedule in SPLITTING_SCHEDULES
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Tell whether the host holds and updates the state of the optimizer."""
+        return self.offload in ("optimizer", "both")
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Tell whether activations wait for the backward pass on the host."""
+        return self.offload in ("activations", "both")
 
     @property
     def num_data_ranks(self) -> int:
@@ -70,6 +84,8 @@ class Layout:
         axes = [f"{name} {degree}" for name, degree in degrees if degree > 1]
         if self.dp > 1:
             axes[0] += f" ({mode})" if mode != "ddp" else ""
+        if self.cp > 1 and self.cp_attention != "gather":
+            axes = [f"{axis} ({self.cp_attention})" if axis.startswith("cp ") else axis for axis in axes]
         if self.pp > 1:
             axes[-1] += f" ({self.schedule}, {self.microbatches} microbatches)"
         return f": {', '.join(axes)}" if axes and axes != [f"dp {self.dp}"] else ""

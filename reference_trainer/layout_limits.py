@@ -74,6 +74,11 @@ def _refuse_data_parallel_combination(layout: Layout) -> None:
             f"--local-sgd {layout.local_sgd} sends no gradients, which --cp, --compression and --dp-mode zero1 need; "
             "leave them out"
         )
+    if layout.local_sgd and layout.offloads_optimizer:
+        raise UsageError(
+            f"--offload {layout.offload} with --local-sgd {layout.local_sgd}: weights are averaged on the device, and "
+            "the host's copy of them would not know; leave one out, or give --offload activations"
+        )
     if layout.local_sgd < 0:
         raise UsageError(f"--local-sgd is {layout.local_sgd}; give the steps between two averages, from 1 on")
     if not 0 < layout.bucket_mb < math.inf:
@@ -82,6 +87,12 @@ def _refuse_data_parallel_combination(layout: Layout) -> None:
         flag = f"--tp {layout.tp}" if layout.tp > 1 else f"--pp {layout.pp}"
         raise UsageError(
             f"--compile with {flag}: layers compiled one by one fit data and context parallelism only; leave one out"
+        )
+    if layout.offloads_activations and (layout.compile or layout.activation_checkpointing != "none"):
+        flag = "--compile" if layout.compile else f"--activation-checkpointing {layout.activation_checkpointing}"
+        raise UsageError(
+            f"--offload {layout.offload} with {flag}: both decide what a layer keeps for its backward pass; leave one "
+            "out, or give --offload optimizer"
         )
     if layout.sequence_parallel and layout.tp == 1:
         raise UsageError("--sequence-parallel divides the sequence over tensor-parallel ranks; give --tp 2 or more too")
@@ -102,6 +113,7 @@ def _refuse_impossible_server(layout: Layout) -> None:
         (f"--pp {layout.pp}", layout.pp > 1),
         (f"--compression {layout.compression}", layout.compression != "none"),
         (f"--local-sgd {layout.local_sgd}", bool(layout.local_sgd)),
+        (f"--offload {layout.offload}", layout.offload != "none"),
         ("--find-unused-parameters", layout.find_unused_parameters),
         ("--static-graph", layout.static_graph),
     ):

@@ -4,10 +4,12 @@ import argparse
 
 from reference_trainer.errors import UsageError
 from reference_trainer.layout import (
+    ATTENTIONS,
     BALANCED,
     CHECKPOINTING,
     COMPRESSIONS,
     DP_MODES,
+    OFFLOADS,
     SCHEDULES,
     SPLITTING_SCHEDULES,
     Layout,
@@ -31,6 +33,8 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks: heads, widths and vocabulary divided")
     add("--sequence-parallel", action="store_true", help="with --tp: divide the sequence too where it is not attended")
     add("--cp", type=int, default=1, metavar="N", help="context-parallel ranks: the sequence of attention divided")
+    add("--cp-attention", choices=ATTENTIONS, help="of cp: keys and values of all ranks gathered (default), or sent on "
+        "from rank to rank")  # fmt: skip
     add("--pp", type=int, default=1, metavar="N", help="pipeline ranks: layers divided")
     add("--schedule", choices=SCHEDULES, help="order of a pipeline's microbatches (default: 1f1b)")
     add("--microbatches", type=int, metavar="M", help="of a pipeline, each step (default: two a stage)")
@@ -50,6 +54,8 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     add("--local-sgd", type=int, default=0, metavar="H", help="of ddp: average weights every H steps, not gradients")
     add("--activation-checkpointing", choices=CHECKPOINTING, default="none", help="recompute layers in the backward")
     add("--compile", action="store_true", help="compile each layer with torch.compile")
+    add("--offload", choices=OFFLOADS, default="none", help="to the host: the optimizer's state and work, activations "
+        "until the backward, or both")  # fmt: skip
 
 
 def read_layout(given: argparse.Namespace, placement: Placement) -> Layout:
@@ -91,6 +97,7 @@ def read_layout(given: argparse.Namespace, placement: Placement) -> Layout:
         tp=given.tp,
         sequence_parallel=given.sequence_parallel,
         cp=given.cp,
+        cp_attention=given.cp_attention or "gather",
         pp=given.pp,
         schedule=schedule,
         microbatches=given.microbatches or (2 * given.pp * stages_per_rank if given.pp > 1 else 1),
@@ -105,6 +112,7 @@ def read_layout(given: argparse.Namespace, placement: Placement) -> Layout:
         staleness=given.staleness,
         activation_checkpointing=given.activation_checkpointing,
         compile=given.compile,
+        offload=given.offload,
     )
 
 
@@ -126,6 +134,8 @@ def _refuse_unused(given: argparse.Namespace) -> None:
             f"--bucket-mb {given.bucket_mb:g} is for DistributedDataParallel: --dp-mode ddp or zero1 without --tp and "
             "--pp; leave it out"
         )
+    if given.cp_attention and given.cp == 1:
+        raise UsageError(f"--cp-attention {given.cp_attention} is for a divided sequence; give --cp 2 or more too")
     if given.staleness is not None and given.dp_mode != "ps":
         raise UsageError(f"--staleness {given.staleness} is for a parameter server; give --dp-mode ps too")
     if given.staleness is not None and given.staleness < 0:

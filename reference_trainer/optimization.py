@@ -11,6 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from reference_trainer.options import Options
 from reference_trainer.parallelism.axes import DATA_AXES, Axes
+from reference_trainer.parallelism.offload import OffloadedAdamW
 
 MAX_GRADIENT_NORM = 1.0
 FINAL_FRACTION = 0.1
@@ -22,12 +23,13 @@ def build_optimizer(model: nn.Module, options: Options, axes: Axes) -> Optimizer
     groups = group_parameters(model)
     settings: dict[str, Any] = {"lr": 0.0, "betas": (0.9, 0.95), "fused": True}
     group = axes.group(*DATA_AXES)
+    kind = OffloadedAdamW if options.layout.offloads_optimizer else AdamW
     if options.layout.dp_mode == "zero1" and group is not None:
         # Here and below: loading torch.distributed.optim compiles what only these two need.
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return ZeroRedundancyOptimizer(groups, AdamW, process_group=group, **settings)
-    optimizer = AdamW(groups, **settings)
+        return ZeroRedundancyOptimizer(groups, kind, process_group=group, **settings)
+    optimizer = kind(groups, **settings)
     if options.layout.local_sgd and group is not None:
         from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
         from torch.distributed.optim import PostLocalSGDOptimizer

@@ -59,6 +59,11 @@ LAYOUTS = [
     _exact(4, "--cp 2 --dp-mode fsdp"),
     _exact(4, "--cp 2 --dp-mode zero1"),
     _exact(4, "--cp 2 --tp 2 --sequence-parallel", covering=True),
+    _exact(2, "--cp 2 --cp-attention ring"),
+    _exact(4, "--cp 4 --cp-attention ring", covering=True),
+    _exact(4, "--cp 2 --cp-attention ring --dp-mode fsdp"),
+    _exact(4, "--cp 2 --cp-attention ring --tp 2 --sequence-parallel"),
+    _exact(4, "--cp 2 --cp-attention ring --pp 2 --schedule 1f1b"),
     # Pipelines
     _exact(2, "--pp 2 --schedule gpipe"),
     _exact(4, "--pp 4 --schedule gpipe", covering=True),
@@ -102,6 +107,13 @@ LAYOUTS = [
     _exact(4, "--activation-checkpointing full --pp 2 --schedule 1f1b --tp 2"),
     _exact(4, "--activation-checkpointing full --cp 2 --tp 2 --sequence-parallel"),
     _exact(2, "--activation-checkpointing selective --tp 2 --sequence-parallel"),
+    # Nor does the place where numbers lie
+    _exact(1, "--offload both"),
+    _exact(2, "--offload both --dp 2", covering=True),
+    _exact(2, "--offload both --dp-mode zero1"),
+    _exact(2, "--offload both --dp-mode fsdp"),
+    _exact(4, "--offload both --tp 2 --dp-mode fsdp --sequence-parallel"),
+    _exact(2, "--offload both --pp 2 --schedule zbv"),
     # A gradient in fp16 is off by up to 2**-11 = 4.9e-4 of itself. A step moves the loss by some hundredths of itself,
     # of which this is a part; Adam's first steps, which look at signs, carry it to single small gradients.
     _rounded(2, "--compression fp16", bound=1e-4, grad_norm_bound=2e-2, covering=True),
@@ -119,6 +131,7 @@ LAYOUTS = [
     _rounded(2, "--precision bf16 --tp 2 --sequence-parallel", bound=2e-3, grad_norm_bound=0.5),
     _rounded(2, "--precision bf16 --pp 2 --schedule zbv", bound=2e-3, grad_norm_bound=0.5),
     _rounded(4, "--precision bf16 --cp 2", bound=2e-3, grad_norm_bound=0.5),
+    _rounded(2, "--precision bf16 --cp 2 --cp-attention ring", bound=2e-3, grad_norm_bound=0.5),
     # Last, since it takes minutes. Compiled kernels sum in another order
     _exact(1, "--compile"),
     _exact(2, "--compile --dp-mode fsdp"),

@@ -20,6 +20,9 @@ LAYOUTS: tuple[tuple[int, str], ...] = (
     (2, "--tp 2"),
     (2, "--tp 2 --sequence-parallel"),
     (2, "--cp 2"),
+    (2, "--cp 2 --cp-attention ring"),
+    (2, "--dp 2 --offload both"),
+    (2, "--dp-mode fsdp --offload optimizer"),
     (2, "--pp 2 --schedule 1f1b"),
     (2, "--pp 2 --schedule zbv"),
     (2, "--model bart --pp 2 --schedule interleaved1f1b"),
@@ -28,7 +31,7 @@ LAYOUTS: tuple[tuple[int, str], ...] = (
     (4, "--dp 2 --pp 2 --schedule dualpipev"),
     (4, "--cp 2 --tp 2 --sequence-parallel"),
 )
-REHEARSAL = LAYOUTS[:1] + LAYOUTS[9:10]
+REHEARSAL = tuple(one for one in LAYOUTS if one[1] in ("--dp 2", "--dp 2 --offload both", "--pp 2 --schedule 1f1b"))
 
 
 def main() -> None:

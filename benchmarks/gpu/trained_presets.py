@@ -17,6 +17,7 @@ RUNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("bart-large", ("--preset", "bart-large", "--batch-size", "32", "--compile", *BYTES)),
     ("gpu, not compiled", ("--preset", "gpu")),
     ("1b, layers recomputed", ("--preset", "1b", "--batch-size", "32", "--activation-checkpointing", "full", *BYTES)),
+    ("1b, offloaded", ("--preset", "1b", "--batch-size", "8", "--offload", "both", *BYTES)),
     ("gpu, BART", ("--preset", "gpu", "--model", "bart", "--compile")),
 )
 REHEARSAL = (("tiny", ("--preset", "tiny", "--precision", "bf16")),)

@@ -12,11 +12,13 @@ from reference_trainer.optimization import build_optimizer
 from reference_trainer.options import Options
 from reference_trainer.parallelism.axes import Axes
 from reference_trainer.parallelism.checkpointing import checkpoint_activations, compile_layers
-from reference_trainer.parallelism.context import divide_context
+from reference_trainer.parallelism.context import GatheringCore, divide_context
 from reference_trainer.parallelism.data import apply_data_parallelism, synchronise_gradients
 from reference_trainer.parallelism.gradients import Gradients
 from reference_trainer.parallelism.joining import join_layer_inputs
+from reference_trainer.parallelism.offload import offload_activations
 from reference_trainer.parallelism.pipeline import PipelinePass, build_stage
+from reference_trainer.parallelism.ring import RingCore
 from reference_trainer.parallelism.rows import split_rows
 from reference_trainer.parallelism.stages import divide_layers, find_stages_of_rank
 from reference_trainer.parallelism.tensor import divide_tensors
@@ -113,10 +115,11 @@ def build_part(options: Options, axes: Axes, device: torch.device, *, first: int
         model = build_model(options.shape).to(weight_dtype(options))
     model.keep_layers(first, end)
     divide_tensors(model, axes.find("tp"), sequence_parallel=layout.sequence_parallel)
-    divide_context(model, axes.find("cp"))
+    divide_context(model, axes.find("cp"), RingCore if layout.cp_attention == "ring" else GatheringCore)
     if layout.splits_backward:
         join_layer_inputs(model)
     checkpoint_activations(model, layout.activation_checkpointing)
+    offload_activations(model, enabled=layout.offloads_activations)
     compile_layers(model, enabled=layout.compile)
     if layout.has_plain_parameters:
         fill(model, options, device)

@@ -1,10 +1,11 @@
 """Context parallelism: the sequence divided over ranks, attention included.
 
 Each rank holds an early and a late piece of every sequence: under a causal mask all have the same work. The queries
-stay; keys and values are gathered for each attention, and their gradients are added up on the way back.
+stay; keys and values are gathered for each attention, and their gradients are added up on the way back; or they go from
+rank to rank (ring.py).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -13,11 +14,14 @@ from torch.nn import functional
 
 from reference_trainer.models.attention import AttentionCore, MultiHeadAttention, Positions
 
+if TYPE_CHECKING:
+    from reference_trainer.parallelism.ring import RingCore
+
 # The mask is over keys, which every rank has gathered: it stays whole.
 WHOLE = ("encoder_mask",)
 
 
-def divide_context(model: nn.Module, axis: DeviceMesh | None) -> None:
+def divide_context(model: nn.Module, axis: DeviceMesh | None, core: "type[GatheringCore | RingCore]") -> None:
     """Let a model see its part of every sequence: other positions, and attention over all ranks of an axis."""
     if axis is None:
         return
@@ -25,7 +29,7 @@ def divide_context(model: nn.Module, axis: DeviceMesh | None) -> None:
     model.positions = positions  # type: ignore[assignment]
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
-            module.core = GatheringCore(axis.get_group(), positions)
+            module.core = core(axis.get_group(), positions)
 
 
 def take_columns(batch: dict[str, Tensor], axis: DeviceMesh | None) -> dict[str, Tensor]:

@@ -12,6 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from reference_trainer.models import build_model, initialise_weights
+from reference_trainer.options import parse_options
+from reference_trainer.parallelism.offload import OffloadedAdamW, offload_activations
+from reference_trainer.placement import Placement
 from tests.accelerator import simulated_device as sim
 
 MS = 1_000_000
@@ -78,6 +82,29 @@ def test_training_on_it_gives_the_losses_of_the_cpu(fused: bool) -> None:
     model = SmallNet()
     expected = train(copy.deepcopy(model), "cpu", fused=fused)
     assert train(model.to("sim"), "sim", fused=fused) == pytest.approx(expected, abs=1e-5)
+
+
+def test_offloaded_training_gives_the_losses_of_the_cpu_and_keeps_its_state_there() -> None:
+    options = parse_options(["--preset", "deep", "--offload", "both"], Placement())
+    tokens = torch.randint(0, 256, (3, 4, 16))
+    losses: dict[str, list[float]] = {}
+    for device, kind in (("cpu", torch.optim.AdamW), ("sim", OffloadedAdamW)):
+        model = build_model(options.shape)
+        model.to_empty(device=device)
+        initialise_weights(model, seed=1, num_layers=options.shape.num_layers)
+        offload_activations(model, enabled=device == "sim")
+        optimizer = kind(model.parameters(), lr=1e-2, fused=True)
+        for rows in tokens.to(device):
+            loss = nn.functional.cross_entropy(model(inputs=rows).flatten(0, 1), rows.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.setdefault(device, []).append(loss.item())
+    assert losses["sim"] == pytest.approx(losses["cpu"], rel=1e-5)
+    state = [tensor for each in optimizer.state.values() for tensor in each.values()]
+    assert len(state) == 3 * len(list(model.parameters()))
+    assert {tensor.device.type for tensor in state} == {"cpu"}
+    assert {parameter.device.type for parameter in model.parameters()} == {"sim"}
 
 
 def test_random_numbers_follow_the_seed_and_not_the_threads() -> None:
