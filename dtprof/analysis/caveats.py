@@ -181,6 +181,11 @@ def _of_devices(facts: Sequence[RankFacts]) -> list[str]:
             f"device: {plural(captured, 'mark')} fell into the capture of graphs and were left out; operations that "
             "graphs replay are not recorded: their time counts as the phase around them"
         )
+    if replays := sum(fact.graph_replays for fact in facts):
+        caveats.append(
+            f"exposed_ns: CUDA graphs were replayed {plural(replays, 'time')}; operations in them are not recorded, "
+            "and what they expose counts as compute"
+        )
     return caveats
 
 

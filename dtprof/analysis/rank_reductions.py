@@ -76,6 +76,7 @@ class RankFacts:
     polled: int  # intervals of its device whose end was found by polling
     skipped_marks: int  # that found no place
     captured_marks: int  # that fell into the capture of a graph
+    graph_replays: int  # of CUDA graphs, whose operations are not recorded
     device_uuid: str  # of the accelerator that it computes on; empty: none, or not recorded
 
 
@@ -221,6 +222,7 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
         polled=int(np.count_nonzero(tables.device_intervals["flags"] & codes.DEVICE_POLLED)),
         skipped_marks=_largest_sample(tables, events.DEVICE_MARKS_SKIPPED),
         captured_marks=_largest_sample(tables, events.DEVICE_MARKS_CAPTURED),
+        graph_replays=int(np.count_nonzero(ids_named(tables.ops, (events.GRAPH_REPLAY,))[tables.spans["op"]])),
         device_uuid=tables.device_uuid,
     )
 

@@ -13,6 +13,7 @@ from dtprof import fence
 from dtprof.capture.forward_passes import Forward
 from dtprof.capture.live_objects import LiveObjects
 from dtprof.capture.spans import Spans
+from dtprof.records import events
 
 FAKE = "meta"
 """The device of the storage of a fake tensor, whatever device the tensor itself shows."""
@@ -35,7 +36,7 @@ class Categories:
     def install(self, spans: Spans) -> None:
         """Hook forward and backward passes."""
         self._forward.before_forward(self._before_forward)
-        spans.before_backward(self._before_backward)
+        spans.before(events.BACKWARD, self._before_backward)
 
     @fence.fenced("the memory of activations")
     def watch(self, watching: bool) -> None:

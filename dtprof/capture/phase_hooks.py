@@ -70,6 +70,7 @@ class Phases:
         after_import("torch.distributed.distributed_c10d", self._hook_groups)
         self._hook_recomputation()
         after_import("torch._dynamo.callback", self._hook_compiler)
+        after_import("torch.cuda.graphs", self._hook_graphs)
         self._steps.install()
         self._forward.install()
         self.memory.install()
@@ -89,6 +90,10 @@ class Phases:
 
         self._spans.around(torch.autograd, "backward", events.BACKWARD)
         self._spans.around(torch.autograd, "grad", events.BACKWARD)
+
+    @fence.fenced("replays of CUDA graphs")
+    def _hook_graphs(self, module: Any) -> None:
+        self._spans.around(module.CUDAGraph, "replay", events.GRAPH_REPLAY)
 
     @fence.fenced("the wait for data")
     def _hook_loader(self) -> None:

@@ -30,7 +30,7 @@ class Spans:
         self._ids: dict[str, int] = {}
         self._ids_of: Recorder | None = None
         self._inside = _OutermostSpan()
-        self._before_backward: list[Callable[[], object]] = []
+        self._before: dict[str, list[Callable[[], object]]] = {}
         self.pauses: Collection[int] = ()
         """Not empty where `finished_pauses` has pauses to record."""
         self.finished_pauses: Callable[[], Iterable[tuple[int, int]]] = tuple
@@ -50,9 +50,9 @@ class Spans:
         """Say whether anything has been recorded."""
         return self._ids_of is not None
 
-    def before_backward(self, call: Callable[[], object]) -> None:
-        """Call this, which must not raise, before each backward pass."""
-        self._before_backward.append(call)
+    def before(self, phase: str, call: Callable[[], object]) -> None:
+        """Call this, which must not raise, before each span of a phase."""
+        self._before.setdefault(phase, []).append(call)
 
     def begin(self, phase: str, number: int = 0) -> int:
         """Begin a span with a number that its kind gives a meaning; return its handle, 0 where nothing is recorded."""
@@ -64,11 +64,10 @@ class Spans:
             if self.pauses:
                 self._record_pauses(recorder)
             op = self.id_of(recorder, phase)
-            if phase != events.BACKWARD:
-                return recorder.begin_span(op, False, -1, number)
-            for call in self._before_backward:
-                call()
-            return recorder.begin_span(op, True)
+            if phase in self._before:
+                for call in self._before[phase]:
+                    call()
+            return recorder.begin_span(op, phase == events.BACKWARD, -1, number)
         except Exception as error:  # noqa: BLE001  # the hot path cannot afford `fenced`
             fence.report("the begin of a phase", error)
             return 0

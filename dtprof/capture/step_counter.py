@@ -44,13 +44,19 @@ class Steps:
         """Hook optimizers and the gradient scaler."""
         import torch.optim.optimizer as optimizers
 
-        self._spans.before_backward(self._before_backward)
+        self._spans.before(events.BACKWARD, self._before_backward)
+        self._spans.before(events.GRAPH_REPLAY, self._before_replay)
         optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
         optimizers.register_optimizer_step_post_hook(self._after_optimizer)
         self._hook_scaler()
 
     def _before_backward(self) -> None:
         self._backward_since_step = True
+
+    def _before_replay(self) -> None:
+        # A graph may hold the backward pass; one that an optimizer replays holds its own work.
+        if not self._open_optimizers.spans:
+            self._backward_since_step = True
 
     def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._forward.close()

@@ -66,6 +66,7 @@ PHASES = (
 DEVICE_BUSY = "device_busy"  # of imported runs: the device computes; what it did besides communication is idle
 DEVICE_MARKS_SKIPPED = "device_marks_skipped"  # so many found no place so far
 DEVICE_MARKS_CAPTURED = "device_marks_captured"  # so many fell into the capture of a graph so far
+GRAPH_REPLAY = "graph_replay"  # a CUDA graph runs; operations in it do not pass the dispatcher
 HOST_BOUND = "host_bound"  # on a device: the host had not given it work; found by job/device_timeline.py
 HOST_BUSY = "host_busy"  # of imported runs: an operator computes on the host
 LEAVING = "leaving"  # a span without length: the program called sys.exit or os._exit

@@ -194,6 +194,9 @@ release_all = _native.release_all
 report_error = _native.report_error
 """Let the device fail: the sentence is raised where the host next waits for it."""
 
+lose_device = _native.lose_device
+"""Let the device be gone: the sentence is raised by whatever is asked of it, events included."""
+
 
 def give_kernel_events() -> None:
     """Let dtprof read the begin and the end of kernels in the handles of simccl, as it does in NCCL's.

@@ -304,6 +304,20 @@ def test_collectives_in_a_row_on_a_device_are_not_called_serialised() -> None:
     assert summary.serialised == ()
 
 
+def test_replay_of_a_graph_outside_all_phases_is_compute_and_is_counted() -> None:
+    # 800 of 1000 ms are one graph; forward and backward passes are in it, and nothing else says so.
+    ranks = [DeviceRank(rank, world_size=2) for rank in range(2)]
+    for built in ranks:
+        for step in range(4):
+            at, host = 1000 * step, 10 * step
+            built.phase("graph_replay", at, at + 800, host + 1, host + 2)
+            built.phase("optimizer", at + 850, at + 1000, host + 6, host + 9)
+    summary = summarise(MemoryRun(ranks))
+    assert in_ms(summary.ranks[0].partition_ns) == {"compute": 800, "optimizer": 150, "host": 50}
+    (caveat,) = [caveat for caveat in summary.cannot_tell if "graphs" in caveat]
+    assert caveat.startswith("exposed_ns: CUDA graphs were replayed 8 times; operations in them are not recorded")
+
+
 def test_operation_without_marks_leaves_the_partition_of_its_rank_unknown() -> None:
     # All marks were taken: when the device ran it is not known, nor what of the step it exposed.
     built = rank_of_a_device_bound_job(0, 0, 600)

@@ -89,7 +89,7 @@ def test_pauses_are_host_work_wherever_they_happen() -> None:
     }
 
 
-KNOWN = (*ORDER, *BUSY, events.HOST_BOUND)
+KNOWN = (*ORDER, *BUSY, events.HOST_BOUND, events.GRAPH_REPLAY)
 
 
 @given(st.lists(INTERVALS, min_size=len(KNOWN), max_size=len(KNOWN)), INTERVALS, INTERVALS, INTERVALS)

@@ -103,6 +103,12 @@ def test_phase_lasts_on_the_device_as_long_as_its_kernels(rank: Any) -> None:
     assert rows["host_begin_ns"][0] < rows["host_end_ns"][0]
 
 
+def test_replay_of_a_graph_is_a_phase_of_its_own(rank: Any) -> None:
+    tables, _ = rank
+    rows = intervals(tables, codes.DEVICE_PHASE, events.GRAPH_REPLAY)
+    assert durations(rows) == pytest.approx([2 * MS] * 3, abs=ROUNDING_NS)
+
+
 def test_nothing_is_marked_in_a_graph_or_in_a_forked_process_and_that_is_counted(rank: Any) -> None:
     tables, _ = rank
     assert len(intervals(tables, codes.DEVICE_PHASE, "phase:in a graph")) == 0

@@ -53,6 +53,8 @@ EXCEPTIONS = """
   the run holds none. Torch uses this for no collective of the user.
 - RPC (TensorPipe), the calls of back-end objects with which it starts, and operators of symmetric memory
   (`symm_mem::...`, which asynchronous tensor parallel uses on GPUs) are not `c10d`.
+- A CUDA graph replays its operations below the dispatcher: they are in the run once, as the capture issued them. Each
+  replay is a span, `graph_replay`, with its time on the device, and `cannot_tell` counts them.
 - Fake tensors, meta tensors and `LocalTensorMode` communicate nothing: nothing is recorded, and gloo counts nothing.
 - A job within a rank (a script that it starts, a process that it forks) is no rank of the job; one line says so.
 

@@ -25,6 +25,7 @@ ORDER = (
 """Which phase a moment belongs to when spans overlap: the first here."""
 BUSY = (events.DEVICE_BUSY, events.HOST_BUSY)
 """Spans of computation on a device; only imported runs have them."""
+_OTHERS = (*BUSY, events.HOST_BOUND, events.GRAPH_REPLAY)
 ACTIONS = {events.FORWARD: events.PIPELINE_FORWARD, events.BACKWARD: events.PIPELINE_BACKWARD}
 """Actions of pipeline stages by the phase they belong to."""
 _OF_MODELS = (events.FORWARD, events.EVALUATION)
@@ -57,7 +58,7 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
         return union(times[chosen])
 
     recorded = {*numbers, *(phase for phase, actions in ACTIONS.items() if not numbers.keys().isdisjoint(actions))}
-    found = {phase: intervals(phase) if phase in recorded else NONE for phase in (*ORDER, *BUSY, events.HOST_BOUND)}
+    found = {phase: intervals(phase) if phase in recorded else NONE for phase in (*ORDER, *_OTHERS)}
     if events.PP_FORWARD in tables.ops:
         return found  # with the loss; between a forward and a backward a stage waits for others
     if len(found[events.FORWARD]):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dtprof.analysis.steps.step_periods import find_period_ends
-from dtprof.intervals import NONE, Column, Intervals, pair
+from dtprof.intervals import NONE, Column, Intervals, pair, union
 from dtprof.job.rank_batches import RankBatch, batch_ranks
 from dtprof.job.sound_records import ENDED, is_any, list_ranks, spans_of, times_of
 from dtprof.records import codes, events
@@ -87,10 +87,24 @@ def find_steps(batch: RankBatch) -> list[RankSteps]:
     optimizer = spans.chosen(spans.is_named((events.OPTIMIZER,)) & ended)
     marks = spans.chosen(spans.is_named((events.STEP,)) & ended & (spans.table["state"] == codes.DONE))
     backward = spans.chosen(spans.is_named(BACKWARD))
+    replays = spans.chosen(spans.is_named((events.GRAPH_REPLAY,)))
     return [
-        _find_steps(batch, i, optimizer=optimizer.of(i), marks=marks.of(i), backward=backward.of(i))
+        _find_steps(
+            batch,
+            i,
+            optimizer=optimizer.of(i),
+            marks=marks.of(i),
+            backward=np.concatenate((backward.of(i)["begin_ns"], _outside(replays.of(i), optimizer.of(i)))),
+        )
         for i in range(len(batch.tables))
     ]
+
+
+def _outside(replays: Array, optimizer: Array) -> Column:
+    """Return when graphs were replayed that may hold a backward pass: not those that an optimizer replays."""
+    begin, own = replays["begin_ns"], union(times_of(optimizer))
+    before = np.searchsorted(own[:, 0], begin, "right") - 1
+    return begin[(before < 0) | (begin >= own[before, 1])] if len(own) else begin
 
 
 def find_steps_of(tables: RankTables) -> RankSteps:
@@ -99,14 +113,14 @@ def find_steps_of(tables: RankTables) -> RankSteps:
     return found
 
 
-def _find_steps(batch: RankBatch, position: int, *, optimizer: Array, marks: Array, backward: Array) -> RankSteps:
+def _find_steps(batch: RankBatch, position: int, *, optimizer: Array, marks: Array, backward: Column) -> RankSteps:
     tables = batch.tables[position]
     if len(marks):
         marks = marks[np.argsort(marks["end_ns"], kind="stable")]
         return _steps(
             tables, marks["end_ns"], number_marks(marks), rule=MARKS, threads=[marks["thread"], optimizer["thread"]]
         )
-    ends, numbers = _bursts(optimizer, np.sort(backward["begin_ns"]))
+    ends, numbers = _bursts(optimizer, np.sort(backward))
     if len(ends):
         return _steps(tables, ends, numbers, rule=OPTIMIZER, threads=[optimizer["thread"]])
     data = spans_of(batch.spans.of(position), tables, events.DATA, _DONE)

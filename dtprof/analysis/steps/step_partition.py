@@ -35,7 +35,7 @@ _COVERED = (
 _COVERED_ON_DEVICE = (*_COVERED[:3], "optimizer", "compute", "data", "checkpoint", "idle")
 _OF_HOST = {"pauses", "host_bound"}
 _PAUSES = (events.GARBAGE_COLLECTION, events.COMPILE)
-_COMPUTE = (events.FORWARD, events.RECOMPUTE, events.BACKWARD, events.EVALUATION)
+_COMPUTE = (events.FORWARD, events.RECOMPUTE, events.BACKWARD, events.EVALUATION, events.GRAPH_REPLAY)
 
 
 def partition_steps(

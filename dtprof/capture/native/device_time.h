@@ -30,6 +30,8 @@ constexpr int kMostDevices = 64;
 constexpr uint64_t kAnchorEvery = 1'000'000'000, kAnchorAgain = 20'000'000, kPatience = 200'000;
 constexpr double kGoodAnchor = 20e3;  // ns: after an anchor with a larger error the next one comes soon
 constexpr double kDrift = 100e-6;  // of a device's clock against the host's, before it is measured
+constexpr double kJump = 1e6;  // ns: what two anchors are apart beyond their errors is a jump from here on, below it drift
+constexpr int kMostJumps = 3;  // a clock that jumps more often tells no times
 
 template <class Impl>
 constexpr bool kTellsCapture = requires(const Impl* impl, const c10::Stream& stream) { impl->isStreamCapturing(stream); };
@@ -56,7 +58,7 @@ struct DeviceInterval {
   std::atomic<uint32_t> lost{0};            // the generation of which the end will never be known
   std::atomic<uint32_t> generation{1};      // counts its uses
   // The reader's.
-  bool begun = false;
+  bool begun = false, spoiled = false;  // spoiled: the clock of the device jumped while it was open
   uint64_t begin_ns = 0, error_ns = 0, queued_ns = 0;
   Event record;
 };
@@ -100,8 +102,10 @@ class DeviceClock {
   bool known() const { return count_ > 0; }
   bool due(uint64_t at) const { return pending_ ? true : at >= next_; }
 
-  // Take one anchor, or finish one whose event had not completed in time.
-  void anchor() {
+  enum class Anchored { kNotYet, kAgrees, kJumped };
+
+  // Take one anchor, or finish one whose event had not completed in time; say whether the one before agrees with it.
+  Anchored anchor() {
     const uint64_t from = now();
     Anchor& anchor = anchors_[count_ % anchors_.size()];
     if (!pending_) {
@@ -110,17 +114,30 @@ class DeviceClock {
       pending_ = true;
     }
     while (!impl_->queryEvent(anchor.event))
-      if (now() - from > kPatience) return;
+      if (now() - from > kPatience) return Anchored::kNotYet;
     const uint64_t to = now();
     pending_ = false;
     anchor.host = (recorded_ + to) / 2;
     anchor.error = static_cast<double>(to - recorded_) / 2;
     next_ = to + (anchor.error > kGoodAnchor ? kAnchorAgain : kAnchorEvery);
-    // An anchor with a larger error than the prediction from the one before it is dropped.
-    if (count_ && anchor.error > error_of(elapsed(newest().event, anchor.event))) return;
+    if (count_) {
+      const double ns = elapsed(newest().event, anchor.event), predicted_error = error_of(ns);
+      jumped_by_ = ns * (1.0 + drift_) - static_cast<double>(static_cast<int64_t>(anchor.host - newest().host));
+      if (std::abs(jumped_by_) > anchor.error + predicted_error + kJump) {
+        std::swap(anchors_[0], anchor);
+        count_ = 1;
+        drift_ = 0;
+        drift_error_ = kDrift;
+        return Anchored::kJumped;
+      }
+      // An anchor with a larger error than the prediction from the one before it is dropped.
+      if (anchor.error > predicted_error) return Anchored::kAgrees;
+    }
     count_++;
     measure_drift();
+    return Anchored::kAgrees;
   }
+  double jumped_by() const { return jumped_by_; }
 
   // Host time of a completed event, and how far that may be off.
   std::pair<uint64_t, uint64_t> time_of(void* event) const {
@@ -161,7 +178,7 @@ class DeviceClock {
   size_t count_ = 0;
   bool pending_ = false;
   uint64_t recorded_ = 0, next_ = 0;
-  double drift_ = 0, drift_error_ = kDrift;
+  double drift_ = 0, drift_error_ = kDrift, jumped_by_ = 0;
 };
 
 class FollowedDevice {
@@ -292,7 +309,11 @@ class FollowedDevice {
       clock_.start(impl_, device_);
       while (true) {
         const bool last = wait_a_while();
-        if (!open_.empty() && clock_.due(now())) clock_.anchor();
+        if (last ? !unconfirmed_.empty() : clock_.due(now()) && !(open_.empty() && unconfirmed_.empty())) {
+          const auto anchored = clock_.anchor();
+          if (anchored == DeviceClock::Anchored::kJumped) revoke();
+          else if (anchored == DeviceClock::Anchored::kAgrees) unconfirmed_.clear();
+        }
         if (clock_.known()) read_events();
         write_counts(last);
         if (last) return;
@@ -306,10 +327,38 @@ class FollowedDevice {
       }
       for (DeviceInterval* interval : open_) forget(*interval);
       const std::string text = error.what();
-      if (Log* log = g_log.load(std::memory_order_acquire))
-        log->write_line("{\"k\":\"note\",\"t_ns\":" + std::to_string(now()) + ",\"text\":" +
-                        quoted("times on the device are not recorded any more: " + text.substr(0, text.find('\n'))) + "}");
+      note("times on the device are not recorded any more: " + text.substr(0, text.find('\n')));
     }
+  }
+
+  void note(const std::string& text) {
+    if (Log* log = g_log.load(std::memory_order_acquire))
+      log->write_line("{\"k\":\"note\",\"t_ns\":" + std::to_string(now()) + ",\"text\":" + quoted(text) + "}");
+  }
+
+  // The clock has jumped at an unknown moment since the last anchor that agreed: take back all times read since then, and
+  // those of what is open.
+  void revoke() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      open_.insert(open_.end(), incoming_.begin(), incoming_.end());
+      incoming_.clear();
+    }
+    for (DeviceInterval* interval : open_) {
+      forget(*interval);
+      interval->spoiled = true;
+    }
+    for (const auto& [record, operation] : unconfirmed_) {
+      uint8_t done = STATE_DONE;
+      if (record.current()) record.record->state.compare_exchange_strong(done, STATE_FAILED);
+      clear_followed(operation);
+    }
+    unconfirmed_.clear();
+    char text[160];
+    snprintf(text, sizeof text, "the clock of %s jumped by about %+.3f s against that of its host; times on the device of the "
+             "second before are not known", device_.str().c_str(), clock_.jumped_by() / 1e9);
+    note(text);
+    if (++num_jumps_ > kMostJumps) throw std::runtime_error("the clock of " + device_.str() + " jumps again and again");
   }
 
   // Fetch the started intervals; return whether this is the last time.
@@ -341,10 +390,12 @@ class FollowedDevice {
   // Query the device's progress; return whether the interval has ended.
   bool read(DeviceInterval& interval, Behind& streams, Behind& groups) {
     const bool ended = interval.ended.load(std::memory_order_acquire);
+    if (interval.spoiled && ended) return true;
     if (!ended && interval.lost.load(std::memory_order_acquire) == interval.generation) {
       forget(interval);
       return true;
     }
+    if (interval.spoiled) return false;  // whoever began it has yet to end it
     if (!interval.begun) {
       if (interval.kernel.begin) {
         if (!impl_->queryEvent(interval.kernel.begin)) return give_up(interval);
@@ -386,11 +437,13 @@ class FollowedDevice {
         if (interval.record) {
           Record* r = interval.record.record;
           if (interval.record.current()) {
+            const bool is_operation = interval.kind == KIND_DEVICE_OPERATION;
             r->flags = interval.flags;
             r->tag = static_cast<int32_t>(std::min<uint64_t>(interval.error_ns, INT32_MAX));
-            if (interval.kind != KIND_DEVICE_OPERATION)
+            if (!is_operation)
               r->returned_after = static_cast<float>(interval.host_end - interval.host_begin);
             interval.record.complete(STATE_DONE, std::max(end_ns, interval.begin_ns));
+            unconfirmed_.emplace_back(interval.record, is_operation ? interval.operation : Event{});
           }
         }
         return true;
@@ -436,15 +489,18 @@ class FollowedDevice {
   // The end of an operation stays unknown: clear the device flag of its record.
   void forget(DeviceInterval& interval) {
     if (interval.record && interval.record.current()) interval.record.complete(STATE_FAILED, interval.begin_ns);
-    if (interval.kind == KIND_DEVICE_OPERATION && interval.operation.current())
-      std::atomic_ref(interval.operation.record->flags).fetch_and(static_cast<uint8_t>(~FLAG_FOLLOWED));
+    if (interval.kind == KIND_DEVICE_OPERATION) clear_followed(interval.operation);
+  }
+  static void clear_followed(const Event& operation) {
+    if (operation && operation.current())
+      std::atomic_ref(operation.record->flags).fetch_and(static_cast<uint8_t>(~FLAG_FOLLOWED));
   }
 
   void release(DeviceInterval* interval) {
     interval->work.reset();
     interval->kernel = {};
     interval->record = interval->operation = {};
-    interval->begun = false;
+    interval->begun = interval->spoiled = false;
     interval->queued_ns = 0;
     interval->ended.store(false, std::memory_order_relaxed);
     interval->generation.fetch_add(1, std::memory_order_release);
@@ -504,6 +560,8 @@ class FollowedDevice {
   // The reader's.
   DeviceClock clock_;
   std::vector<DeviceInterval*> open_;
+  std::vector<std::pair<Event, Event>> unconfirmed_;  // records, and their operations, with times since the last anchor
+  int num_jumps_ = 0;
   std::vector<c10::StreamId> streams_;
   uint64_t written_skipped_ = 0, written_captured_ = 0, next_counts_ = 0;
   std::thread reader_;

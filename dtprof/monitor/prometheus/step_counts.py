@@ -49,7 +49,8 @@ class StepCounter:
     def add(self, spans: Array, ops: tuple[str, ...]) -> list[int]:
         """Take in spans that have ended, in order of their begin; return when steps ended that had not been counted."""
         before, self._ends = self.num_ended, []
-        backward = sorted(begin for name in BACKWARD for begin in _of(spans, ops, name)["begin_ns"].tolist())
+        started = (*BACKWARD, events.GRAPH_REPLAY)  # a graph may hold the backward pass
+        backward = sorted(begin for name in started for begin in _of(spans, ops, name)["begin_ns"].tolist())
         optimizer, marks = _of(spans, ops, events.OPTIMIZER), _of(spans, ops, events.STEP)
         self.threads.update(optimizer["thread"].tolist(), marks["thread"].tolist())
         if len(marks) and not self._is_marked:

@@ -300,12 +300,15 @@ def _copy_fields(table: Array, records: Array, columns: Sequence[tables.TableCol
 
 
 def other_tables(rows: Array, kind: npt.NDArray[np.uint8]) -> Iterator[tuple[Array, npt.NDArray[np.bool_]]]:
-    """Yield the tables of all kinds but operations, each with the mask of its rows."""
+    """Yield the tables of all kinds but operations, each with the mask of its rows.
+
+    Device intervals that failed are left out: their end is not known, or a jump of the device's clock made it doubtful.
+    """
     for chosen, convert in (
         (kind == schema.KIND["span"], to_spans),
         (kind == schema.KIND["sample"], to_samples),
         (kind == schema.KIND["device_time"], np.copy),
-        (kind >= schema.KIND["device_operation"], to_device_intervals),
+        ((kind >= schema.KIND["device_operation"]) & (rows["state"] != schema.STATE["failed"]), to_device_intervals),
     ):
         if np.count_nonzero(chosen):
             yield convert(select(rows, chosen)), chosen

@@ -81,6 +81,7 @@ PYBIND11_MODULE(SIM_MODULE, m) {
   m.def("stall_network", &stall_network);
   m.def("release_all", &release_all);
   m.def("report_error", &report_error);
+  m.def("lose_device", &lose_device);
   m.def("set_capturing", [](bool capturing) { current_queue(current_device()).capturing = capturing; });
   m.def("configure", [](const std::string& name, double value) { settings().set(name, value); });
   m.def("set_cost", [](const std::string& task, ns cost) { settings().set_cost(task, cost); });

@@ -52,6 +52,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool isStreamCapturing(const c10::Stream& stream) const override { return queue_of(stream).capturing; }
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag) const override {
+    raise_if_lost();
     TORCH_CHECK(!queue_of(stream).capturing, "sim: event recorded while the stream captures a graph");
     if (!*event) *event = new Event(flag == c10::EventFlag::BACKEND_DEFAULT);
     counters().events++;
@@ -61,6 +62,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (auto mark = latest_of(event)) queue_of(stream).wait_for(mark);
   }
   bool queryEvent(void* event) const override {
+    raise_if_lost();
     const auto mark = latest_of(event);
     return !mark || mark->ready();
   }
@@ -73,7 +75,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(first->timing && second->timing, "sim: both events must be created with enable_timing");
     const auto a = first->latest(), b = second->latest();
     TORCH_CHECK(a && b && a->ready() && b->ready(), "sim: both events must be completed");
-    return double(b->stamp() - a->stamp()) * 1e-6 * (1 + settings().drift_ppm * 1e-6);
+    return double(b->shown() - a->shown()) * 1e-6 * (1 + settings().drift_ppm * 1e-6);
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
 };

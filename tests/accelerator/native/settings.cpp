@@ -26,6 +26,7 @@ void Settings::set(const std::string& name, double value) {
       {"comm_latency_ns", &comm_latency_ns},
       {"comm_bytes_per_s", &comm_bytes_per_s},
       {"drift_ppm", &drift_ppm},
+      {"clock_ahead_ns", &clock_ahead_ns},
       {"sync_on_current", &sync_on_current},
       {"real_clock", &real_clock},
       {"trace", &trace},

@@ -19,6 +19,8 @@ struct Settings {
   std::atomic<double> comm_latency_ns{20000}, comm_bytes_per_s{10e9};
   // Timing events read this much too long: the device's clock runs apart from the host's.
   std::atomic<double> drift_ppm{0};
+  // Timing events that complete from now on show a clock that is so much ahead: it has jumped.
+  std::atomic<double> clock_ahead_ns{0};
   // A collective with async_op=False runs on the caller's stream (1, NCCL since torch 2.7) or on the group's (0).
   std::atomic<double> sync_on_current{1};
   // Stamps never precede the real end of the CPU kernel: right after what the host sees, but no longer exact.

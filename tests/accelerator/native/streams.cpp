@@ -18,7 +18,7 @@ struct Process {
   std::atomic<int> device_count{4};
   std::mutex mutex;
   std::string error;
-  std::atomic<bool> has_error{false}, has_failed{false};
+  std::atomic<bool> has_error{false}, has_failed{false}, is_lost{false};
   std::set<const Mark*> awaited_by_hosts;
   std::atomic<uint64_t> releases{0};
 };
@@ -231,6 +231,15 @@ void fail_device(const std::string& what) {
   process().has_failed = true;
   for (const Mark* mark : process().awaited_by_hosts)
     if (!mark->ready()) mark->set(Mark::kFailed);
+}
+
+void lose_device(const std::string& what) {
+  fail_device(what);
+  process().is_lost = true;
+}
+
+void raise_if_lost() {
+  if (process().is_lost.load(std::memory_order_relaxed)) raise_error();
 }
 
 void raise_error() {

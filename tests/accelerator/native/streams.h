@@ -26,6 +26,7 @@ class Mark {
  public:
   void complete(ns stamp) {
     stamp_ = stamp;
+    ahead_ = ns(settings().clock_ahead_ns.load(std::memory_order_relaxed));
     set(kReady);
   }
   bool ready() const { return state_.load(std::memory_order_acquire) == kReady; }
@@ -34,6 +35,7 @@ class Mark {
   }
   void wait_on_host() const;  // or until the device has failed
   ns stamp() const { return stamp_; }
+  ns shown() const { return stamp_ + ahead_; }  // by the clock of the device, which a test may let jump
 
  private:
   enum State { kOpen, kReady, kFailed };
@@ -42,7 +44,7 @@ class Mark {
     state_.notify_all();
   }
   mutable std::atomic<int> state_{kOpen};
-  ns stamp_ = 0;
+  ns stamp_ = 0, ahead_ = 0;
   friend void fail_device(const std::string& what);
 };
 using MarkPtr = std::shared_ptr<Mark>;
@@ -131,7 +133,9 @@ void ensure_initialized();  // throws in such a child
 void park_streams();        // at exit: no further task is begun
 void report_error(const std::string& what);  // what the device finds wrong, raised where the host next waits for it
 void fail_device(const std::string& what);   // the same for good: whoever waits for the device is told, and has no end
+void lose_device(const std::string& what);   // it has fallen off the bus: whatever is asked of it raises this
 void raise_error();
+void raise_if_lost();
 
 // Faults: tasks that never end, until all that were enqueued by then are released.
 uint64_t num_releases();
