@@ -109,6 +109,13 @@ def _of_records(
     ):
         if ranks:
             caveats.append(f"run: {list_ranks(ranks)} {sentence}")
+    builds: dict[str, list[int]] = {}
+    for fact in facts:
+        if fact.torch_version:
+            builds.setdefault(fact.torch_version, []).append(fact.rank)
+    if len(builds) > 1:
+        described = "; ".join(f"{version} on {list_ranks(ranks)}" for version, ranks in builds.items())
+        caveats.append(f"run: ranks ran different builds of torch ({described}); they are compared as if all ran one")
     noted = dict.fromkeys(note for fact in facts for note in fact.notes)
     for note in list(noted)[:MAX_PROBLEMS]:
         caveats.append(f"run: {list_ranks([fact.rank for fact in facts if note in fact.notes])} noted: {note}")

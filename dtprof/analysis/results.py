@@ -150,6 +150,27 @@ class Headroom:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """A GPU over the run by NVML's samples; None: not sampled, or not known of this device."""
+
+    host: str
+    device: str  # "gpu 0", by NVML's index
+    name: str | None
+    ranks: tuple[int, ...]  # that compute on it
+    utilisation: float | None  # mean share of time in which some kernel ran
+    sm_clock_mhz: float | None  # median while it was busy
+    held_down: Mapping[str, float] | None  # what held its clock down: share of the samples while it was busy
+    power_w: float | None  # mean
+    temperature_c: float | None  # most
+    nvlink_bytes_per_s: float | None  # sent over all NVLinks
+    ecc_corrected: int | None  # in the run, as the next ones
+    ecc_uncorrected: int | None
+    xid_errors: int | None
+    last_xid: int | None
+    lost: bool | None  # the driver no longer reaches it
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankResult:
     """One rank, averaged over the measured steps; the parts sum to the step."""
 
@@ -163,6 +184,7 @@ class RankResult:
     ended: str  # "finished", "exited 1", "killed by SIGKILL", "running", "unknown"
     user_phases_ns: dict[str, int] | None = None  # by the names the program gave; they may overlap
     memory_bytes: dict[str, int] = field(default_factory=dict)  # the largest value of each sample
+    fragmentation: float | None = None  # 1 - allocated / reserved on the device, both at their peaks
     out_of_memory: tuple[OutOfMemory, ...] = ()
     memory_growth: MemoryGrowth | None = None  # None: too few samples
     memory_formula: MemoryFormula | None = None  # None: what memory is held for was not recorded
@@ -426,6 +448,7 @@ class Summary:
     stragglers: tuple[StragglerResult, ...]
     timeline: Timeline | None
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled
+    gpus: tuple[GpuUse, ...] = ()  # empty where no rank computes on a device, or none was sampled
     memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
     critical_path: CriticalPathResult | None = None
     windows: tuple[WindowSummary, ...] = ()  # of torch.profiler, one a rank; read beside the records

@@ -14,7 +14,9 @@ from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
 from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_path
 from dtprof.analysis.memory.device_series import samples_each
+from dtprof.analysis.memory.device_use import measure_use
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
+from dtprof.analysis.memory.rank_memory import find_fragmentation
 from dtprof.analysis.pipeline.bubbles import RankPipeline, measure_pipelines
 from dtprof.analysis.pipeline.slack import Slack
 from dtprof.analysis.placed_ranks import RankTiming
@@ -270,6 +272,7 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
         device=_device_times(facts),
         memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
         headroom=find_headroom(run.node_memory()),
+        gpus=measure_use(nodes, _ranks_by_device(surveys)),
     )
 
 
@@ -398,6 +401,7 @@ def _rank_result(
         peak_bytes=fact.peak_bytes,
         memory_categories=fact.memory_categories,
         memory_bytes=fact.memory_bytes,
+        fragmentation=find_fragmentation(fact.memory_bytes),
         memory_growth=reduction.memory_growth,
         memory_formula=compare_with_formula(fact.memory_categories, fact.model_share),
         out_of_memory=fact.out_of_memory,
@@ -448,6 +452,15 @@ def _read_device_nodes(run: Run, facts: Sequence[RankFacts]) -> list[NodeSamples
     if not any(fact.device_uuid for fact in facts):
         return []
     return list(run.node_samples(max_samples=samples_each(len({fact.host for fact in facts}))).values())
+
+
+def _ranks_by_device(surveys: Surveys) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Return the ranks that compute on each device, by boot of the host and UUID."""
+    ranks: dict[tuple[str, str], tuple[int, ...]] = {}
+    for fact in surveys.facts:
+        place = surveys.boots[fact.rank], fact.device_uuid
+        ranks[place] = (*ranks.get(place, ()), fact.rank)
+    return ranks
 
 
 def _list_devices(surveys: Surveys, steps: Mapping[int, RankSteps], used: MeasuredSteps) -> Iterator[RankDevice]:

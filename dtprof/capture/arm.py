@@ -34,6 +34,8 @@ from dtprof.capture.recorder import Recorder, open_recorder
 from dtprof.capture.string_entries import entry, timed_entry
 from dtprof.records import events, paths, writer
 
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
+"""Is there where the driver of NVIDIA runs."""
 PR_SET_PTRACER = 0x59616D61
 NOT_OPERATIONS = {"check_for_nan"}
 """Operators of c10d that communicate nothing."""
@@ -253,6 +255,20 @@ class Process:
                 self._recorder.end_span(span, failed, 0, False)
             if not failed:
                 self._recorder.write_entry(entry("feature", name=f"backend:{dist.get_backend()}"))
+                if note := find_unusable_gpu():
+                    self._recorder.write_entry(timed_entry("note", text=note))
+
+
+def find_unusable_gpu() -> str | None:
+    """Say that this machine has a GPU that this build of torch cannot use; None where it has none, or can."""
+    import torch
+
+    if not NVIDIA_DRIVER.exists() or torch.version.cuda is not None:
+        return None
+    return (
+        f"torch {torch.__version__} is built without CUDA: the NVIDIA GPUs of this machine are not used. Where that is "
+        "not meant, install a build of torch for CUDA"
+    )
 
 
 @fence.fenced("the stack of this process", "may not be readable")

@@ -9,6 +9,8 @@ from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.nodes import node_samples
 from dtprof.records.nodes.node_reader import NodeSamples, table_type
+from dtprof.report.documents.summary_json import summary_json
+from dtprof.report.text.summary_text import summary_text
 from tests.builders import START_NS, MemoryRun, RankBuilder
 
 MS = 1_000_000
@@ -125,3 +127,49 @@ def test_job_without_devices_reads_no_samples() -> None:
     for rank in ranks:
         rank.span("backward", 0, 10 * MS)
     assert not any("GPU" in caveat for caveat in summarise(MemoryRun(ranks, samples=node({}))).cannot_tell)
+
+
+def test_use_of_gpus_is_in_json_text_and_report() -> None:
+    # Of the 14 samples of GPU 2, one a second, 7 at work were held down by heat; errors and NVLink count up from 5.
+    hot = gpu_rows(sm_clock_mhz=1400.0, temperature_c=88.0, power_w=600.0)
+    hot["throttle_reasons"][::2] = HEAT
+    hot["ecc_corrected"] = 5 + np.arange(len(hot))
+    hot["ecc_uncorrected"] = 0
+    hot["nvlink_sent_bytes"] = 5 + 1e9 * np.arange(len(hot))
+    hot["xid_errors"], hot["last_xid"] = 1, 94
+    summary = summary_of(node(four(hot)))
+    document = summary_json(summary)
+    known, of_rank_2 = document["gpus"][0], document["gpus"][2]
+    assert of_rank_2 == {
+        "host": "host-a",
+        "device": "gpu 2",
+        "name": None,
+        "ranks": (2,),
+        "utilisation": 1.0,
+        "sm_clock_mhz": 1400.0,
+        "held_down": {"heat of its hardware": 0.5},
+        "power_w": 600.0,
+        "temperature_c": 88.0,
+        "nvlink_bytes_per_s": 1e9,
+        "ecc_corrected": 13,
+        "ecc_uncorrected": 0,
+        "xid_errors": 1,
+        "last_xid": 94,
+        "lost": False,
+    }
+    assert (known["temperature_c"], known["ecc_corrected"], known["held_down"]) == (None, None, {})
+    text = summary_text(summary)
+    assert "gpus        4 GPUs sampled: 100.0 % busy, 1400 to 1980 MHz at work, up to 88 °C" in text
+    assert "gpu 2 of host-a: held down by heat of its hardware for 50.0 % of its" in text
+    assert "Xid 94" in text
+
+
+def test_fragmentation_is_what_was_reserved_and_not_used() -> None:
+    ranks = [RankBuilder(i, world_size=1, device_uuid="GPU-0") for i in range(1)]
+    for name, size in (("cuda_peak_allocated_bytes", 6 << 30), ("cuda_peak_reserved_bytes", 8 << 30)):
+        ranks[0].sample(name, MS, size)
+    summary = summarise(MemoryRun(ranks))
+    assert summary_json(summary)["ranks"][0]["memory"]["fragmentation"] == 0.25
+    assert "6.0 GB on rank 0, fragmentation 25.0 %" in summary_text(summary) or "fragmentation 25.0 %" in summary_text(
+        summary
+    )

@@ -26,7 +26,7 @@ class DeviceSeries:
     host: str
     device: str  # "host", "gpu 0"
     t_ns: Column  # since the first sample of the node
-    values: Mapping[str, Floats]  # busy: share; memory: bytes; traffic: bytes/s; power: W; temperature: C
+    values: Mapping[str, Floats]  # busy: share; memory: bytes; traffic: bytes/s; power: W; clock: MHz; temperature: C
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ def _follow_gpu(host: str, number: int, rows: Array, origin: int) -> DeviceSerie
         "busy": rows["utilisation"],
         "memory": rows["memory_used_bytes"],
         "power": rows["power_w"],
+        "clock": rows["sm_clock_mhz"],
         "temperature": rows["temperature_c"],
     }
     return _series(host, f"gpu {number}", rows["t_ns"] - origin, values)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dtprof.analysis.memory.rank_memory import find_fragmentation, find_largest
 from dtprof.analysis.rank_reductions import RankFacts
 from dtprof.analysis.steps.phase_series import StepPhases
 from dtprof.intervals import Column
@@ -64,7 +65,7 @@ def follow_memory(tables: RankTables) -> RankMemory:
         rows = samples[samples["op"] == op]
         series[tables.ops[op]] = _thin(rows["t_ns"].astype(np.int64), rows["step"], rows["value"])
     total = next((name for name in TOTALS if name in series), None)
-    return RankMemory(total=total, samples=series, fragmentation=_fragmentation(series))
+    return RankMemory(total=total, samples=series, fragmentation=find_fragmentation(find_largest(tables)))
 
 
 def _thin(t_ns: Column, step: Column, value: Column) -> SampleSeries:
@@ -74,11 +75,3 @@ def _thin(t_ns: Column, step: Column, value: Column) -> SampleSeries:
         chosen = np.array([a + int(np.argmax(value[a:b])) for a, b in zip(starts, ends, strict=True)])
         t_ns, step, value = t_ns[chosen], step[chosen], value[chosen]
     return SampleSeries(t_ns=t_ns, step=step.astype(np.int64), value=value.astype(np.int64))
-
-
-def _fragmentation(series: Mapping[str, SampleSeries]) -> float | None:
-    allocated = series.get(events.CUDA_PEAK_ALLOCATED_BYTES)
-    reserved = series.get(events.CUDA_PEAK_RESERVED_BYTES)
-    if allocated is None or reserved is None or not reserved.value.max():
-        return None
-    return max(0.0, 1 - float(allocated.value.max()) / float(reserved.value.max()))

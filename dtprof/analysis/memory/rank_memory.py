@@ -27,6 +27,15 @@ def find_peak(largest: Mapping[str, int]) -> int | None:
     return next((largest[name] for name in PEAKS if name in largest), None)
 
 
+def find_fragmentation(largest: Mapping[str, int]) -> float | None:
+    """Return the share of the memory that the allocator of the device held and nobody used; None without a device.
+
+    1 - allocated / reserved, both at their peaks; `largest` is the largest value of each sample.
+    """
+    allocated, reserved = largest.get(events.CUDA_PEAK_ALLOCATED_BYTES), largest.get(events.CUDA_PEAK_RESERVED_BYTES)
+    return max(0.0, 1 - allocated / reserved) if allocated is not None and reserved else None
+
+
 def find_categories(largest: Mapping[str, int]) -> dict[str, int | None]:
     """Return the peak of each category, None where it is not known; empty where none is known.
 

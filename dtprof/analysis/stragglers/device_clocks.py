@@ -5,7 +5,7 @@ samples count that were taken while kernels ran: a device without work lowers it
 device (MIG) the clock is not known: its UUID is none of a whole device.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,7 +87,8 @@ def _find_clock(device: RankDevice, node: NodeSamples | None, clocks: Clocks) ->
         return "its node was not sampled"
     if not node.gpus:
         return node.no_gpus_reason or "no GPU of its node was sampled"
-    rows = next((node.gpus[index] for index, uuid in _uuids(node).items() if uuid == device.uuid), None)
+    described = node.described_gpus.items()
+    rows = next((node.gpus.get(index) for index, gpu in described if gpu.get("uuid") == device.uuid), None)
     if rows is None:
         return "NVML knows no whole GPU of this UUID: a MIG slice has no clock of its own"
     times = (
@@ -101,13 +102,3 @@ def _find_clock(device: RankDevice, node: NodeSamples | None, clocks: Clocks) ->
     known = bits[np.isfinite(bits)].astype(np.int64)
     reasons = [name for mask, name in THROTTLE_REASONS.items() if len(known) and ((known & mask) != 0).mean() > 0.5]
     return DeviceClock(mhz=float(np.median(chosen["sm_clock_mhz"])), reasons=tuple(reasons))
-
-
-def _uuids(node: NodeSamples) -> Mapping[int, str]:
-    described = node.description.get("gpus")
-    rows = [row for row in described if isinstance(row, dict)] if isinstance(described, list) else []
-    return {
-        row["index"]: row["uuid"]
-        for row in rows
-        if isinstance(row.get("index"), int) and isinstance(row.get("uuid"), str)
-    }

@@ -39,6 +39,13 @@ class NodeSamples:
     gpu_problems: tuple[str, ...] = ()  # what of some GPUs is not sampled, a sentence each
     problems: tuple[str, ...] = ()
 
+    @property
+    def described_gpus(self) -> dict[int, dict[str, Any]]:
+        """Return what is known of each GPU besides its samples, by NVML's index: `name`, `uuid`, `memory_bytes`."""
+        described = self.description.get("gpus")
+        rows = [row for row in described if isinstance(row, dict)] if isinstance(described, list) else []
+        return {row["index"]: row for row in rows if isinstance(row.get("index"), int)}
+
 
 def read_node_samples(run: Path, *, max_samples: int | None = None) -> dict[str, NodeSamples]:
     """Return the samples of every sampled node of a run, by the node's name.

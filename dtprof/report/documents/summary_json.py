@@ -50,6 +50,7 @@ def _rank(rank: RankResult) -> dict[str, Any]:
         "user_phases_ns": rank.user_phases_ns,
         "memory": {
             "peak_bytes": rank.peak_bytes,
+            "fragmentation": rank.fragmentation,
             "categories": rank.memory_categories,
             "largest_bytes": {name: value for name, value in rank.memory_bytes.items() if name.endswith("_bytes")},
             "formula": asdict(rank.memory_formula) if rank.memory_formula is not None else None,

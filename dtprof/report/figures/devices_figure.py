@@ -29,8 +29,10 @@ QUANTITIES = {
     "memory": "memory",
     "traffic": "network",
     "power": "power (W)",
+    "clock": "clock (MHz)",
     "temperature": "temperature (\u00b0C)",
 }
+_UNITS = {"power": "W", "clock": "MHz", "temperature": "\u00b0C"}
 HOW_TO_GET = (
     "The launcher samples its node once a second: start the job with `dtprof run` on every node; GPUs need NVIDIA's "
     "driver."
@@ -156,7 +158,7 @@ def _word(quantity: str, value: float) -> str:
         return format_share(value)
     if quantity in ("memory", "traffic"):
         return format_bytes(value) + ("/s" if quantity == "traffic" else "")
-    return f"{value:.0f} W" if quantity == "power" else f"{value:.0f} \u00b0C"
+    return f"{value:.0f} {_UNITS[quantity]}"
 
 
 def _describe(shown: Sequence[DeviceSeries], nodes: NodeSeries) -> str:

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
-from dtprof.analysis.results import Headroom, RankResult, Summary
-from dtprof.formatting import format_bytes, plural
+from dtprof.analysis.results import GpuUse, Headroom, RankResult, Summary
+from dtprof.formatting import format_bytes, format_fraction, plural
 from dtprof.report.text.labelled_lines import labelled
 
+MAX_TROUBLED = 2
+LEAST_HELD = 0.1
+"""Share of the samples at work in which a clock was held down, to be worth a line."""
 _SCHEMES = {"none": "unsharded", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 
 
@@ -17,6 +20,7 @@ def memory_lines(summary: Summary) -> list[str]:
 def capacity_lines(summary: Summary) -> dict[str, list[str]]:
     """Return the lines of the model state beside its formula and of the headroom, by label, as far as known."""
     lines = {"model state": _formula_lines(summary.ranks), "headroom": _headroom_lines(summary.headroom)}
+    lines["gpus"] = _gpu_lines(summary.gpus)
     return {label: shown for label, shown in lines.items() if shown}
 
 
@@ -37,7 +41,10 @@ def _peak_lines(ranks: Sequence[RankResult]) -> list[str]:
         return []
     (most, rank), (least, _) = max(peaks), min(peaks)
     lowest = f", lowest {format_bytes(least)}" if len(peaks) > 1 else ""
-    held = next(result.memory_categories for result in ranks if result.rank == rank)
+    result = next(result for result in ranks if result.rank == rank)
+    held = result.memory_categories
+    if result.fragmentation is not None:
+        lowest += f", fragmentation {format_fraction(result.fragmentation)}"
     parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held.items() if size]
     what = f": {', '.join(parts)}" if parts else ""
     return labelled("peak memory", f"{format_bytes(most)} on rank {rank}{lowest}{what}")
@@ -69,3 +76,33 @@ def _headroom_lines(headrooms: Sequence[Headroom]) -> list[str]:
     return labelled(
         "headroom", f"{format_bytes(least.headroom_bytes)} of {format_bytes(least.capacity_bytes)} left on {where}"
     )
+
+
+def _gpu_lines(gpus: Sequence[GpuUse]) -> list[str]:
+    """Return how the GPUs worked together, then what is wrong with the first of those with which something is."""
+    if not gpus:
+        return []
+    busy = [gpu.utilisation for gpu in gpus if gpu.utilisation is not None]
+    clocks = [gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None]
+    heat = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]
+    parts = [f"{format_fraction(sum(busy) / len(busy))} busy"] if busy else []
+    if clocks:
+        least = f"{min(clocks):.0f} to " if min(clocks) < max(clocks) else ""
+        parts.append(f"{least}{max(clocks):.0f} MHz at work")
+    parts += [f"up to {max(heat):.0f} \u00b0C"] if heat else []
+    lines = labelled("gpus", f"{plural(len(gpus), 'GPU')} sampled{': ' if parts else ''}{', '.join(parts)}")
+    troubled = [(gpu, words) for gpu in gpus if (words := _trouble_words(gpu))]
+    for gpu, words in troubled[:MAX_TROUBLED]:
+        lines += labelled("", f"{gpu.device} of {gpu.host}: {', '.join(words)}")
+    if len(troubled) > MAX_TROUBLED:
+        lines += labelled("", f"and {plural(len(troubled) - MAX_TROUBLED, 'more GPU')} in the report")
+    return lines
+
+
+def _trouble_words(gpu: GpuUse) -> list[str]:
+    held = {name: share for name, share in (gpu.held_down or {}).items() if share >= LEAST_HELD}
+    words = [f"held down by {name} for {format_fraction(share)} of its work" for name, share in held.items()]
+    words += [plural(gpu.ecc_uncorrected, "uncorrected memory error")] if gpu.ecc_uncorrected else []
+    words += [f"Xid {gpu.last_xid}"] if gpu.xid_errors and gpu.last_xid is not None else []
+    words += ["lost to its driver"] if gpu.lost else []
+    return words
