@@ -102,7 +102,8 @@ class RingAttention(torch.autograd.Function):
         grad = grad.to(exact)
         own = (grad * result.to(exact)).sum(-1, keepdim=True)
         query_grad = torch.zeros_like(query, dtype=exact)
-        pair_grad, works = torch.zeros((2, *key.shape), dtype=exact, device=key.device), []
+        pair_grad = torch.zeros((2, *key.shape), dtype=exact, device=key.device)
+        works: list[distributed.Work] = []
         for rank, pair in ring.turn(torch.stack((key, value))):
             keys, values = pair.unsqueeze(3).to(exact)
             weights = (_score(query, pair[0], ctx.masks[rank]).to(exact) - total[..., None]).exp()
