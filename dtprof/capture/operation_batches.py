@@ -23,7 +23,7 @@ def install(recorder: Any) -> None:
 
     def _end_coalescing(self: Any, *arguments: Any, **options: Any) -> Any:
         work = end(self, *arguments, **options)
-        end_batch(work)
-        return work
+        # The handle that tells of waits, in place of the back end's; nothing where recording failed.
+        return end_batch(work) or work
 
     group._start_coalescing, group._end_coalescing = _start_coalescing, _end_coalescing

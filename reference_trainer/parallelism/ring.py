@@ -23,14 +23,14 @@ class RingCore(AttentionCore):
         self.ring = Ring(group)
         self.positions = positions
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled code sends no messages
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool, key_mask: Tensor | None = None
     ) -> Tensor:
         """Do as the core of one device does, for a part of the queries."""
         masks = [self._mask(rank, query, key, causal=causal, key_mask=key_mask) for rank in range(self.positions.size)]
         # Query heads that share a key-value head stand behind each other in a dimension of their own.
-        grouped = query.unflatten(1, (key.shape[1], -1))
+        grouped = query.reshape(query.shape[0], key.shape[1], -1, *query.shape[2:])
         result: Tensor = RingAttention.apply(grouped, key, value, masks, self.ring)  # type: ignore[no-untyped-call]
         return result.flatten(1, 2)
 

@@ -23,9 +23,9 @@ from tests import jobs
 from tests.accelerator.programs import layout_costs as costs
 
 JOBS = (
-    *("ddp", "ddp,late", "ddp,bound", "ddp,polled", "fsdp2", "fsdp2,late", "fsdp2,polled"),
+    *("ddp", "ddp,late", "ddp,bound", "ddp,polled", "ddp,hook", "fsdp2", "fsdp2,late", "fsdp2,polled"),
     *("fsdp1", "fsdp1,late", "fsdp1,polled", "hsdp1", "hsdp2", "hsdp2,late"),
-    *("pipeline", "pipeline,late", "tensor_parallel", "tensor_parallel,late"),
+    *("pipeline", "pipeline,late", "tensor_parallel", "tensor_parallel,late", "ring"),
 )
 """Layouts and options of programs/known_layouts.py."""
 TOLERANCE, SMALL_NS = 0.02, 300_000
@@ -38,6 +38,7 @@ _OPS = {
     "simccl::_REDUCE_SCATTER_BASE": "reduce_scatter",
     "simccl::SEND": "send",
     "simccl::RECV": "recv",
+    "simccl::COALESCED": "recv",  # a batch of a send and a receive, whose handle waits for what is received
 }
 _FIRST_TRACED = 2
 """The step that the trace begins with."""

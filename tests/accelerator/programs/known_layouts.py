@@ -1,9 +1,10 @@
 """Train steps of known length on 2 ranks, hybrid ones on 4; what the devices really did goes to a file of each rank.
 
-    known_layouts.py FOLDER LAYOUT [polled] [late] [bound]
+    known_layouts.py FOLDER LAYOUT [polled] [late] [bound] [hook]
 
-LAYOUT is ddp, fsdp1, fsdp2, hsdp1, hsdp2, pipeline or tensor_parallel. Layers take 20 ms forward and 40
-backward, the optimizer 10.
+LAYOUT is ddp, fsdp1, fsdp2, hsdp1, hsdp2, pipeline, ring or tensor_parallel. Layers take 20 ms forward and 40
+backward, the optimizer 10. In a ring each layer sends a tensor on and receives one in a batch, while it computes.
+`hook`: DDP reduces its buckets by a communication hook in Python.
 `polled`: simccl does not give the events of its kernels.
 `late`: layers of rank 1 take 10 ms more forward. `bound`: hosts wait for their devices after each step and sleep 40 ms.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -65,6 +67,23 @@ class Layer(nn.Module):
         return Spin.apply(self.linear(x), self.forward_ns)
 
 
+class RingLayer(Layer):
+    """A layer beside whose forward pass a tensor goes round a ring; the transfer takes longer than the pass."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute while the messages are under way, and wait for them."""
+        rank, arriving = dist.get_rank(), torch.empty_like(x)
+        messages = [
+            dist.P2POp(dist.isend, x.detach().clone(), (rank + 1) % 2),
+            dist.P2POp(dist.irecv, arriving, (rank - 1) % 2),
+        ]
+        works = dist.batch_isend_irecv(messages)
+        x = super().forward(x)
+        for work in works:
+            work.wait()
+        return x + 0 * arriving
+
+
 class Optimizer(torch.optim.SGD):
     """SGD that takes 10 ms."""
 
@@ -86,17 +105,22 @@ def start_together() -> None:
     sim.spin_until(int(together.item()) + 300 * MS)
 
 
-def train(layout: str, late_ns: int, *, bound: bool) -> None:
+def train(layout: str, late_ns: int, *, bound: bool, hook: bool) -> None:
     """Train; the layers end with this function, before the groups do."""
     rank = dist.get_rank()
     hybrid: dict[str, Any] = {"mesh_shape": (2, 2), "mesh_dim_names": ("replicate", "shard")}
     mesh = init_device_mesh("sim", **(hybrid if layout.startswith("hsdp") else {"mesh_shape": (2,)}))
-    layers = nn.Sequential(*(Layer(FORWARD_NS + late_ns) for _ in range(LAYERS))).to("sim")
+    kind = RingLayer if layout == "ring" else Layer
+    layers = nn.Sequential(*(kind(FORWARD_NS + late_ns) for _ in range(LAYERS))).to("sim")
     x = torch.ones(MICROBATCHES if layout == "pipeline" else 1, WIDTH, device="sim")
     model: nn.Module = layers
     schedule = None
     if layout == "ddp":
         model = DistributedDataParallel(layers, bucket_cap_mb=1)
+        if hook:
+            model.register_comm_hook(None, allreduce_hook)
+    elif layout == "ring":
+        pass  # the layers do all of it
     elif layout in {"fsdp1", "hsdp1"}:
         strategy = ShardingStrategy.FULL_SHARD if layout == "fsdp1" else ShardingStrategy.HYBRID_SHARD
         options = {"device_mesh": mesh, "sharding_strategy": strategy, "device_id": torch.device("sim:0")}
@@ -145,7 +169,7 @@ def main() -> None:
     dist.all_reduce(torch.ones(1, device="sim"))  # from here on the device is followed
     if "polled" not in options:
         sim.give_kernel_events()
-    train(layout, LATE_NS if "late" in options and rank == 1 else 0, bound="bound" in options)
+    train(layout, LATE_NS if "late" in options and rank == 1 else 0, bound="bound" in options, hook="hook" in options)
     Path(folder, f"{rank}.json").write_text(json.dumps([task._asdict() for task in sim.take_trace()]))
     dist.barrier()
     dist.destroy_process_group()

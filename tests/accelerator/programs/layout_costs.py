@@ -9,4 +9,5 @@ COSTS_NS = {
     "simccl::_REDUCE_SCATTER_BASE": 55 * MS,
     "simccl::SEND": 5 * MS,
     "simccl::RECV": 5 * MS,
+    "simccl::COALESCED": 32 * MS,
 }
