@@ -125,7 +125,11 @@ class Phases:
 
     @fence.fenced("the creation of groups")
     def _hook_groups(self, module: Any) -> None:
-        """Record when a rank creates a group: creation is a collective, which hangs without all ranks."""
+        """Record when a rank creates a group: creation is a collective, which hangs without all ranks.
+
+        And when it makes a call on a group that it is no member of, which torch leaves out with a warning.
+        """
+        self._spans.around(module, "_warn_not_in_group", events.OUTSIDE_GROUP)
         for name in ("new_group", "split_group"):
             original = getattr(module, name, None)
             watched = self._spans.around(module, name, events.NEW_GROUP, number_of=_members_checksum)

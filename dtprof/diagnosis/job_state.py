@@ -156,6 +156,7 @@ class RankState(RankOperations):
     newest_is_exhaustion: bool = False  # it was the last that happened to data
     group_sites: tuple[Site | None, ...] = ()  # of each call of new_group and split_group
     group_members: tuple[int, ...] = ()  # what stands for the members asked for in each of them; 0: all, or not known
+    outside_calls: tuple[tuple[int, Site], ...] = ()  # when and where it called a group that it is no member of
     making_group: Site | None = None  # the call of new_group it is in
     device_phases: tuple[str, ...] = ()  # that its device has begun and not ended
     passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
@@ -288,6 +289,14 @@ class Handler:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourcePlace:
+    """A line of the program's source, as it was when the job started."""
+
+    in_loop: bool  # of its function
+    following: frozenset[tuple[str, int]]  # functions called after it in its round of the loop or function, and lines
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobState:
     """The whole job."""
 
@@ -305,6 +314,7 @@ class JobState:
     log: LoggedJob | None = None  # what only logs tell
     find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
+    find_place: Callable[[str, int], SourcePlace | None] | None = None  # of a line of a source file
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
     find_memory_use: Callable[[], Mapping[int, float]] | None = None  # of its host's memory, by rank, when last sampled
     find_device_health: Callable[[], Mapping[int, DeviceHealth]] | None = None  # by rank
@@ -319,6 +329,10 @@ class JobState:
     how_to_complete: str = (
         "where other hosts keep runs of their own, give them all (dtprof diagnose NODE_DIR...)"  # where ranks miss
     )
+
+    def place_in_source(self, site: Site | None) -> SourcePlace | None:
+        """Return the place of a line in the program's source; None where that cannot be read."""
+        return self.find_place(site.file, site.line) if self.find_place is not None and site is not None else None
 
     @property
     def missing(self) -> tuple[int, ...]:

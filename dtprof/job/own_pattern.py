@@ -24,9 +24,20 @@ def usual_operation(operations: Sequence[Operation], current: Operation) -> Oper
     """
     newest = operations[-NEWEST:]
     at = next((i for i in range(len(newest) - 1, -1, -1) if newest[i] == current), None)
-    if at is None:
-        return None
-    labels = [_label(operation) for operation in newest]
+    usual = _usual_at(newest, at) if at is not None else None
+    return usual if usual is not None and _label(usual) != _label(current) else None
+
+
+def keeps_pattern(operations: Sequence[Operation], at: int) -> bool | None:
+    """Say whether an operation is what the rank made at this place in its earlier rounds; None where it has none."""
+    first = max(0, at + 1 - NEWEST)
+    usual = _usual_at(operations[first : at + 1], at - first)
+    return None if usual is None else _label(usual) == _label(operations[at])
+
+
+def _usual_at(operations: Sequence[Operation], at: int) -> Operation | None:
+    """Return what followed, in the newest round before, the operations that precede a place; None: nothing sure."""
+    labels = [_label(operation) for operation in operations]
     longest, found = MIN_ALIKE - 1, list[int]()
     for place in range(at - 1, 0, -1):
         alike = _count_alike(labels, place, at)
@@ -34,9 +45,9 @@ def usual_operation(operations: Sequence[Operation], current: Operation) -> Oper
             longest, found = alike, [place]
         elif alike == longest >= MIN_ALIKE:
             found.append(place)
-    if not found or len({labels[place] for place in found}) > 1 or labels[found[0]] == labels[at]:
+    if not found or len({labels[place] for place in found}) > 1:
         return None
-    return newest[found[0]]
+    return operations[found[0]]
 
 
 def _count_alike(labels: Sequence[Hashable], a: int, b: int) -> int:

@@ -138,11 +138,16 @@ def find_expecting(ranks: Ranks, rank: int, operation: Operation) -> dict[int, O
 
 
 def went_astray(ranks: Ranks, wait: Wait) -> bool:
-    """Say whether a rank turned to this peer for the first time, while another expects its usual message."""
+    """Say whether a rank turned to this peer for the first time, while another expects its usual message.
+
+    Or its first one: then a message of the same size and tag.
+    """
     mine = wait.operation
     usual = [c for c in ranks[wait.rank].channels if c.sends == (mine.op == "send")]
-    first = mine.nth == 0 and len({channel.peer for channel in usual}) > 1
-    return first and any(other.nth > 0 for other in find_expecting(ranks, wait.rank, mine).values())
+    others = find_expecting(ranks, wait.rank, mine).values() if mine.nth == 0 else ()
+    if len({channel.peer for channel in usual}) > 1:
+        return any(other.nth > 0 for other in others)
+    return any((other.nth, other.numel, other.tag) == (0, mine.numel, mine.tag) for other in others)
 
 
 def find_cycle(waits: dict[int, tuple[Wait, ...]]) -> tuple[int, ...]:

@@ -69,6 +69,7 @@ DEVICE_MARKS_CAPTURED = "device_marks_captured"  # so many fell into the capture
 GRAPH_REPLAY = "graph_replay"  # a CUDA graph runs; operations in it do not pass the dispatcher
 HOST_BOUND = "host_bound"  # on a device: the host had not given it work; found by job/device_timeline.py
 HOST_BUSY = "host_busy"  # of imported runs: an operator computes on the host
+OUTSIDE_GROUP = "outside_group"  # a collective of a group that the rank is no member of: torch only warns of it
 LEAVING = "leaving"  # a span without length: the program called sys.exit or os._exit
 STEP = "step"  # a span without length: the program called dtprof.step()
 USER_PHASE = "phase:"

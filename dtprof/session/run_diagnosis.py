@@ -89,6 +89,7 @@ def _diagnose_attempts(
         _observe(run, reads, is_stalled=is_stalled),
         summarise=summarise,
         find_handlers=lambda file: _find_handlers(Path(file), run),
+        find_places=lambda file: _find_places(Path(file), run),
     )
     last = judge(merge([evidence, *beside]))
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
@@ -140,12 +141,28 @@ def _summarise(run: reader.Run, executor: Executor) -> "Summary":
     return summarise(run, executor)
 
 
+def _is_unchanged(file: Path, run: reader.Run) -> bool:
+    """Say whether a source file is as it was when the job started."""
+    return file.suffix == ".py" and file.is_file() and file.stat().st_mtime_ns < run.manifest.started_realtime_ns
+
+
+def _find_places(file: Path, run: reader.Run) -> dict[int, facts.SourcePlace]:
+    """Return the places of the statements of a source file that is as it was when the job started."""
+    from dtprof.lint.program_order import read_places
+
+    try:
+        places = read_places(file) if _is_unchanged(file, run) else {}
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    return {line: facts.SourcePlace(in_loop=place.in_loop, following=place.following) for line, place in places.items()}
+
+
 def _find_handlers(file: Path, run: reader.Run) -> dict[int, facts.Handler]:
     """Return the exception handlers around collectives of a source file that is as it was when the job started."""
     from dtprof.lint.linting import calls_in_handlers
 
     try:
-        if file.suffix != ".py" or not file.is_file() or file.stat().st_mtime_ns >= run.manifest.started_realtime_ns:
+        if not _is_unchanged(file, run):
             return {}
         calls = calls_in_handlers(file)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):

@@ -26,6 +26,7 @@ class Program:
     ranks: int
     joins: bool  # the runner calls init_process_group for it
     check: str = ""  # as `dtprof run --check` takes it
+    also: tuple[tuple[str, int], ...] = ()  # kind and culprit of other faults, which may come first as well
 
     @property
     def name(self) -> str:
@@ -47,7 +48,10 @@ class Program:
             )
         if not found:
             return [f"nothing found, outcome {verdict.outcome}: {verdict.cannot_tell}"]
-        first, wrong = found[0], []
+        missing = [fault for fault in self.also if not any(_names(finding, *fault) for finding in found)]
+        wrong = [f"no finding of {kind} of rank {culprit}" for kind, culprit in missing]
+        others = [finding for finding in found if not any(_names(finding, *fault) for fault in self.also)]
+        first = (others or found)[0]
         named = _lines_of(first)
         if first.kind != self.kind:
             wrong.append(f"kind {first.kind}: {first.summary}")
@@ -67,6 +71,10 @@ class Program:
         return f"{found[0].kind}, culprits {culprits}, marked lines {lines}"
 
 
+def _names(finding: Finding, kind: str, culprit: int) -> bool:
+    return finding.kind == kind and finding.culprit_ranks == (culprit,)
+
+
 def _lines_of(finding: Finding) -> set[int]:
     sites = (*finding.call_sites.values(), *finding.culprit_call_sites.values())
     return {site.line for site in sites}
@@ -75,9 +83,16 @@ def _lines_of(finding: Finding) -> set[int]:
 PROGRAMS: dict[str, Program] = {}
 
 
-def faulty(kind: str, *culprits: int, ranks: int = 3, joins: bool = True, check: str = "") -> Callable[[Body], Body]:
-    """Declare a program with a fault."""
-    return _declare(kind, culprits, ranks=ranks, joins=joins, check=check)
+def faulty(
+    kind: str,
+    *culprits: int,
+    ranks: int = 3,
+    joins: bool = True,
+    check: str = "",
+    also: tuple[tuple[str, int], ...] = (),
+) -> Callable[[Body], Body]:
+    """Declare a program with a fault, or several."""
+    return _declare(kind, culprits, ranks=ranks, joins=joins, check=check, also=also)
 
 
 def healthy(*, ranks: int = 3, joins: bool = True, check: str = "") -> Callable[[Body], Body]:
@@ -86,10 +101,16 @@ def healthy(*, ranks: int = 3, joins: bool = True, check: str = "") -> Callable[
 
 
 def _declare(
-    kind: str | None, culprits: tuple[int, ...], *, ranks: int, joins: bool, check: str
+    kind: str | None,
+    culprits: tuple[int, ...],
+    *,
+    ranks: int,
+    joins: bool,
+    check: str,
+    also: tuple[tuple[str, int], ...] = (),
 ) -> Callable[[Body], Body]:
     def declare(body: Body) -> Body:
-        program = Program(body=body, kind=kind, culprits=culprits, ranks=ranks, joins=joins, check=check)
+        program = Program(body=body, kind=kind, culprits=culprits, ranks=ranks, joins=joins, check=check, also=also)
         assert program.name not in PROGRAMS
         PROGRAMS[program.name] = program
         return body

@@ -4,7 +4,7 @@ import pytest
 
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import usual_operation
+from dtprof.job.own_pattern import keeps_pattern, usual_operation
 
 WORLD = GroupId.of("0", (0, 1))
 
@@ -34,3 +34,16 @@ def test_an_operation_is_unusual_where_another_always_followed_the_same_operatio
     operations = rounds(program)
     found = usual_operation(operations, operations[-1])
     assert (found.op if found is not None else None) == usual
+
+
+@pytest.mark.parametrize(
+    ("program", "keeps"),
+    [
+        ("abcabcab" + "c", True),
+        ("abcabcab" + "d", False),
+        ("ab" + "c", None),
+        ("abcabdab" + "c", None),  # c and d came there in turn
+    ],
+)
+def test_whether_a_rank_keeps_its_pattern_is_not_known_where_it_has_none(program: str, keeps: bool | None) -> None:
+    assert keeps_pattern(rounds(program), len(program) - 1) is keeps

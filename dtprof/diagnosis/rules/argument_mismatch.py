@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
@@ -11,7 +13,7 @@ from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job import agreement
 from dtprof.job.agreement import Disagreement, disagreement_at, sizes_at
-from dtprof.job.group_collectives import group_tables
+from dtprof.job.group_collectives import group_tables, line_of
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.records.codes import dtype_name, reduce_op_name
@@ -82,7 +84,8 @@ def find_silent_mismatches(case: Case) -> list[Finding]:
 
 def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     present, culprits, seq = found.operations, found.minority, found.seq
-    kind = agreement.KINDS[found.argument]
+    is_other_call = _is_other_call(job, group_id, found)
+    kind = agreement.KINDS["op" if is_other_call else found.argument]
     shown = {rank: _show(found.argument, operation) for rank, operation in present.items()}
     usual = next((rank for rank in present if rank not in culprits), culprits[0])
     group = job.group(group_id)
@@ -93,6 +96,8 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         for sender, receiver, given, wanted in found.bad_pairs[:4]
     ]
     facts += [f"rank {rank}: {shown[rank]}{at_line(sites.get(rank))}" for rank in sorted(shown)[:8]]
+    if is_other_call:
+        facts.append(f"the line of {rank_list(culprits)}, in another function, is one that no rank had called before")
     if passed:
         facts.append("the back end let it pass: results are silently wrong")
     if found.is_new:
@@ -125,6 +130,21 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         evidence=tuple(facts),
         advice=("Compare the two lines: every member must make the same call at this position.",),
     )
+
+
+def _is_other_call(job: JobState, group: GroupId, found: Disagreement) -> bool:
+    """Say whether the minority made a call of its own, of another function, where the others made their usual one."""
+    sites = {rank: operation.site for rank, operation in found.operations.items()}
+    odd = {site for rank, site in sites.items() if rank in found.minority}
+    usual = {site for rank, site in sites.items() if rank not in found.minority}
+    if len(odd) != 1 or len(usual) != 1 or None in odd | usual or found.argument == "sizes":
+        return False
+    (mine,), (theirs,) = odd, usual
+    if mine is None or theirs is None or (mine.file, mine.function) == (theirs.file, theirs.function):
+        return False
+    tables = [table[table["seq"] < found.seq] for table in group_tables(job.ranks)[group].values()]
+    known = [{int(line) for line in np.unique(table["line"])} for table in tables]
+    return not any(line_of(mine) in lines for lines in known) and any(line_of(theirs) in lines for lines in known)
 
 
 def _show(argument: str, operation: Operation) -> str:

@@ -1,17 +1,19 @@
 """Ranks entered two groups in opposite orders, and it did not block this time."""
 
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.diagnosis.blocked_ranks import operation_words
+from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.group_collectives import at_position, find_common, group_tables
 from dtprof.job.groups import GroupId
+from dtprof.job.order_replay import find_ring
 from dtprof.records.tables import Array
 
 MAX_GROUPS = 64
@@ -28,7 +30,35 @@ def find_order_risk(case: Case) -> list[Finding]:
         shared = sorted(set(groups[a]) & set(groups[b]))
         if len(shared) > 1 and (pair := _first_inversion(groups[a], groups[b], shared)) is not None:
             found.append(_risk(job, (a, b), (groups[a], groups[b]), *pair))
-    return found
+    return found or [*_find_ring_risk(job, groups)]
+
+
+def _find_ring_risk(job: JobState, groups: dict[GroupId, dict[int, Array]]) -> Iterator[Finding]:
+    """Give the finding for ranks that would wait for one another in more than two groups if every call blocked."""
+    ring = find_ring(groups)
+    first = {
+        rank: at_position(job.ranks, {rank: groups[group][rank]}, seq)[rank] for rank, (group, seq) in ring.items()
+    }
+    if len({operation.group for operation in first.values()}) < 2:
+        return
+    ranks = tuple(sorted(first))
+    operation = first[ranks[0]]
+    names = sorted({group_words(job.group(own.group)) for own in first.values()})
+    yield Finding(
+        kind="group-order-risk",
+        severity="warning",
+        summary=f"{capitalised(ranks)} enter {len(names)} groups in orders that form a ring ({', '.join(names[:4])}); "
+        "it did not hang this time, and can hang.",
+        culprit_ranks=ranks,
+        confidence=0.85,
+        group=job.group(operation.group),
+        op=operation.op,
+        seq=operation.seq,
+        step=operation.step,
+        culprit_call_sites=call_sites(first),
+        evidence=tuple(f"rank {rank} first enters {operation_words(job, first[rank])}" for rank in ranks[:8]),
+        advice=("Issue the operations of all groups in one order on every rank that is a member of several.",),
+    )
 
 
 def _first_inversion(

@@ -4,14 +4,19 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.job.issued_operations import Operation
+from dtprof.job.issued_operations import ChannelEnd, Operation
 from dtprof.job.own_pattern import usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
 
+CALLS = {
+    "send": frozenset({"send", "isend", "send_object_list", "batch_isend_irecv"}),
+    "receive": frozenset({"recv", "irecv", "recv_object_list", "batch_isend_irecv"}),
+}
+"""Functions that make either end of a message."""
 MAX_ASKED = 64
 """Messages, those waited for longest, whose peers' own patterns are looked at."""
 
@@ -43,6 +48,9 @@ def find_unmatched(case: Case) -> Iterator[Finding]:
         facts = [f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}", f"rank {peer.rank} {doing}"]
         facts += [f"rank {r} waits in {message_words(o)}{at_line(o.site)}" for r, o in others.items()]
         needed = "receive" if mine.op == "send" else "send"
+        if {wait.rank, peer.rank} <= set(case.cycle) and _posts_later(job, operation, needed):
+            yield _late_finding(job, wait, peer.rank, needed)
+            continue
         yield message_finding(
             "p2p-unmatched",
             f"{capitalised([wait.rank])} waits in {message_words(mine)}{at_line(mine.site)}, and rank {peer.rank} made "
@@ -70,6 +78,9 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             if usual is None or not _is_other_end(usual, of=mine, rank=wait.rank) or _left_own_program(job, wait):
                 continue
             needed = "receive" if mine.op == "send" else "send"
+            if gone_on := _gone_on_after_as_many(job, wait, rank, stuck):
+                yield _surplus_finding(job, wait, rank, gone_on)
+                continue
             yield message_finding(
                 "p2p-unmatched",
                 f"Rank {rank} left out the {needed}{at_line(usual.site)} that rank {wait.rank} waits for"
@@ -84,6 +95,63 @@ def find_omitted(case: Case) -> Iterator[Finding]:
                 ),
                 advice=f"Make the {needed} on rank {rank} in every round: look for a branch around it.",
             )
+
+
+def _gone_on_after_as_many(job: JobState, wait: Wait, peer: int, stuck: Operation | None) -> tuple[int, ...]:
+    """Return the ranks that went on with the peer after fewer messages with it than this rank asks for.
+
+    Most members are in the collective then that the peer is in, and each has had as many messages as any other.
+    """
+    if stuck is None or stuck.p2p:
+        return ()
+    here = tuple(
+        r
+        for r in stuck.group.ranks
+        if r in job.ranks and any((o.group, o.seq) == (stuck.group, stuck.seq) for o in job.ranks[r].open_operations)
+    )
+    mine = wait.operation
+    end = ChannelEnd(mine.group, peer, mine.tag, mine.op == "send")
+    counts = {job.ranks[r].channels.get(end, 0) for r in here if r != peer}
+    asked = job.ranks[wait.rank].channels.get(end, 0)
+    alike = len(counts) == 1 and 0 < min(counts) < asked
+    return here if alike and len(here) > 2 and 2 * len(here) > len(stuck.group.ranks) else ()
+
+
+def _surplus_finding(job: JobState, wait: Wait, peer: int, gone_on: tuple[int, ...]) -> Finding:
+    mine = wait.operation
+    call = "send" if mine.op == "send" else "receive"
+    return message_finding(
+        "p2p-unmatched",
+        f"Rank {wait.rank} waits in {message_words(mine)}{at_line(mine.site)}, one {call} more than the other ranks "
+        f"made with rank {peer}.",
+        job=job,
+        operations={wait.rank: mine},
+        culprits=(wait.rank,),
+        confidence=0.75,
+        facts=(f"{rank_list(gone_on)} went on after equally many messages",),
+        advice=f"Leave out the {call}, or make its other end on rank {peer}: count both sides of the loop.",
+    )
+
+
+def _posts_later(job: JobState, stuck: Operation | None, needed: str) -> bool:
+    """Say whether the source makes the other end of a message after the collective that a rank is in."""
+    place = job.place_in_source(stuck.site) if stuck is not None and not stuck.p2p else None
+    return place is not None and any(name in CALLS[needed] for name, _ in place.following)
+
+
+def _late_finding(job: JobState, wait: Wait, peer: int, needed: str) -> Finding:
+    mine, stuck = wait.operation, job.waits[peer][0].operation
+    return message_finding(
+        "p2p-deadlock-cycle",
+        f"{capitalised(sorted((wait.rank, peer)))} wait for one another: rank {wait.rank} in {message_words(mine)}"
+        f"{at_line(mine.site)}, rank {peer} in {operation_words(job, stuck)}; its source makes the {needed} only then.",
+        job=job,
+        operations={wait.rank: mine, peer: stuck},
+        culprits=tuple(sorted((wait.rank, peer))),
+        confidence=0.8,
+        facts=(f"rank {wait.rank} is a member that {stuck.op} #{stuck.seq} waits for",),
+        advice=f"Make the {needed} before {stuck.op}, or post the message without waiting (isend, irecv).",
+    )
 
 
 def _is_other_end(operation: Operation, *, of: Operation, rank: int) -> bool:

@@ -16,9 +16,11 @@ from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT
 from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import usual_operation
+from dtprof.job.own_pattern import keeps_pattern, usual_operation
 from dtprof.records import codes
 
+MAX_CALLERS = 4
+"""Frames of a stack, from the caller of the innermost on, whose source is looked at."""
 MAX_ASKED = 8
 """Ranks that wait in one collective whose own pattern is looked at: they are at the same place."""
 
@@ -42,7 +44,7 @@ def find_skip(case: Case) -> Iterator[Finding]:
         skips = {
             rank: skip
             for rank in others
-            if (skip := _skipped(reference, program, job.ranks[rank], is_usual=usual)) is not None
+            if (skip := _skipped(job, reference, program, job.ranks[rank], is_usual=usual)) is not None
             and rank in skip.operation.group.ranks  # a call of another subgroup shows only that the two differ
         }
         if not skips:
@@ -118,7 +120,9 @@ class Skip:
     fits_steps: bool  # the rank is as many steps further as the program is between the two places
 
 
-def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_usual: bool) -> Skip | None:
+def _skipped(
+    job: JobState, reference: RankState, program: "_Program", rank: RankState, *, is_usual: bool
+) -> Skip | None:
     """Return the operation of the reference that this rank went past without making it, or None.
 
     Both ranks' operations are compared in program order from the last collective that both completed alike. Where
@@ -149,6 +153,10 @@ def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_u
             there += 1
         else:
             steps = program.steps_until(at, b)
+            if not is_usual and keeps_pattern(ours, at) is False and keeps_pattern(theirs, there) is True:
+                return None  # of two, the one that left its own pattern tells nothing of what the other skipped
+            if _are_called_from_one_line((reference, a), (rank, b)) or _is_called_later(job, rank, reference, a):
+                return None  # its source comes to it after all: an order of its own, no skip
             # The same line with another size than ever before is a size mismatch, not a call that others skipped.
             goes_on = bool(steps) or (is_usual and a.label != b.label and program.came_here(at, b))
             if not goes_on or _made(theirs, there, a, program.distance(at, b)):
@@ -208,6 +216,33 @@ class _Program:
 
     def _newest(self, wanted: Operation, *, before: int) -> int | None:
         return next((i for i in range(before - 1, -1, -1) if _alike(self.operations[i], wanted)), None)
+
+
+def _are_called_from_one_line(*calls: tuple[RankState, Operation]) -> bool:
+    """Say whether two ranks wait in calls of different functions that one line of the program calls."""
+    stacks = [rank.stack.frames if rank.stack is not None else () for rank, _ in calls]
+    for frames, (_, operation) in zip(stacks, calls, strict=True):
+        at = (frames[0].file, frames[0].line) if len(frames) > 1 else None
+        if operation.site is None or not operation.open or at != (operation.site.file, operation.site.line):
+            return False
+    (a, *callers), (b, *others) = stacks
+    if len({operation.step for _, operation in calls}) > 1:
+        return False  # of two rounds
+    are_two = a.function != b.function or (a.line != b.line and a.function.endswith("<lambda>"))
+    return are_two and callers == others
+
+
+def _is_called_later(job: JobState, rank: RankState, reference: RankState, wanted: Operation) -> bool:
+    """Say whether the source calls the function of an operation after the line that a rank's stack is at.
+
+    In the same round of the loop, or the same function, at another line than the reference is at: `a(); b()` there,
+    and `b(); a()` here. The line of the reference itself is that of the next round.
+    """
+    mine, theirs = (r.stack.frames[1 : 1 + MAX_CALLERS] if r.stack is not None else () for r in (rank, reference))
+    name = wanted.site.function.rpartition(".")[2] if wanted.site is not None else ""
+    usual = {frame.line for frame in theirs}
+    places = [place for frame in mine if (place := job.place_in_source(frame)) is not None]
+    return bool(usual) and any(called == name and line not in usual for p in places for called, line in p.following)
 
 
 def _steps_between(earlier: Operation, later: Operation) -> int | None:

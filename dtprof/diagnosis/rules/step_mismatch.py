@@ -30,6 +30,9 @@ MIN_MISFITS = 2
 MIN_HISTORY = 2
 """Times that all ranks must have issued a call at the same position before one of them counts as having skipped it."""
 
+_PLACE = ("op", "line", "numel")
+"""Columns in which the same calls of two ranks agree, whenever they are made."""
+
 Codes = npt.NDArray[np.uint64]
 
 
@@ -93,7 +96,7 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     codes = {rank: _codes(table, clock) for rank, table in cut.items()}
     likeness = {rank: own[:shortest].tobytes() for rank, own in codes.items()}
     # What most ranks did is what the program says: they are the reference, and the odd ones shifted against it.
-    usual, _ = Counter(likeness.values()).most_common(1)[0]
+    usual = _usual(likeness, {rank: table[:shortest] for rank, table in cut.items()})
     reference = next(rank for rank, own in likeness.items() if own == usual)
     shifts = {
         rank: shift
@@ -109,7 +112,12 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
             if (shift := _added_before_the_end(codes[reference], own, cut[reference], cut[rank])) is not None
         }
     if not shifts:
-        return None
+        early = _find_early_step(cut, reference, shortest) if clock == "step" and not job.went_wrong else None
+        if early is None:
+            return None
+        rank, at = early
+        present = at_position(job.ranks, tables, start + at)
+        return _optimizer_finding(job, group, present, (rank,), seq=start + at, tie=len(tables) == 2)
     first = min(shifts.values(), key=lambda shift: shift.at)
     culprits = tuple(sorted(rank for rank, shift in shifts.items() if shift == first))
     tie = 2 * len(culprits) >= len(tables)
@@ -122,6 +130,44 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     if clock == "step" and not job.went_wrong and _call_alike(cut, shortest):
         return _optimizer_finding(job, group, present, culprits, seq=seq, tie=tie)
     return _finding(job, group, present, culprits, first, seq=seq, tie=tie)
+
+
+def _find_early_step(tables: dict[int, Array], reference: int, shortest: int) -> tuple[int, int] | None:
+    """Return the one rank that made an optimizer step before the calls of a round, and the first of these calls.
+
+    The calls of all ranks are the same, and so are the steps before and after: a step is counted once, however often
+    it is made without a backward pass between.
+    """
+    usual = tables[reference][:shortest]
+    odd = {
+        rank: differs
+        for rank, table in tables.items()
+        if len(differs := np.flatnonzero(table["step"][:shortest] != usual["step"]))
+    }
+    alike = all(np.array_equal(table[name][:shortest], usual[name]) for table in tables.values() for name in _PLACE)
+    if len(odd) != 1 or not alike:
+        return None
+    ((rank, at),) = odd.items()
+    steps = usual["step"]
+    is_one_round = len(np.unique(steps[at])) == 1 and len(at) == int(at[-1] - at[0]) + 1
+    is_ahead = bool((tables[rank]["step"][at] == steps[at] + 1).all())
+    is_among = (
+        _history(usual, int(at[0])) >= MIN_HISTORY and _history(usual[::-1], shortest - 1 - int(at[-1])) >= MIN_TAIL
+    )
+    makes_steps = bool(tables[rank]["in_step"][at].all()) and int(steps[-1]) > int(steps[0])
+    return (rank, int(at[0])) if is_one_round and is_ahead and is_among and makes_steps else None
+
+
+def _usual(likeness: dict[int, bytes], tables: dict[int, Array]) -> bytes:
+    """Return what most ranks did; of two equal halves that which went on with calls that had been made before."""
+    (usual, most), *others = Counter(likeness.values()).most_common(2)
+    if not others or others[0][1] < most:
+        return usual
+    other = others[0][0]
+    a, b = (tables[next(r for r, own in likeness.items() if own == chosen)] for chosen in (usual, other))
+    differs = np.flatnonzero((a["line"] != b["line"]) | (a["op"] != b["op"]) | (a["step"] != b["step"]))
+    at = int(differs[0]) if len(differs) else 0
+    return other if _history(b, at) and not _history(a, at) else usual
 
 
 def _call_alike(tables: dict[int, Array], shortest: int) -> bool:

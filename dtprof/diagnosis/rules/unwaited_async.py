@@ -10,12 +10,14 @@ from itertools import islice
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, explain, group_words, rank_list, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
+from dtprof.intervals import Mask
 from dtprof.job.group_collectives import group_tables
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
@@ -27,6 +29,8 @@ RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 HANDED_OUT = ("broadcast", "reduce", "gather", "scatter", "isend", "irecv", "batch_isend_irecv")
 """Other functions that return a handle."""
 _BARRIER = crc32(b"barrier")
+MIN_STEPS = 2
+"""Steps in which the same handles of a line must be dropped to count where others of it are waited for."""
 MAX_PEERS = 8
 """Members that a rank is compared with: a thousand with a thousand would take minutes."""
 
@@ -111,12 +115,12 @@ def find_dropped_receives(case: Case) -> Iterator[Finding]:
 
 def explain_stall(case: Case, stall: Finding) -> Iterator[Finding]:
     """Give why an operation does not complete that all entered: receives were dropped on its connections before."""
-    for dropped in _find_dropped_receives(case.job)[:1]:
+    for dropped in _find_dropped_receives(case.job, at_least=1)[:1]:
         yield explain(replace(dropped, waiting_ranks=stall.waiting_ranks), stall)
 
 
-def _find_dropped_receives(job: JobState) -> list[Finding]:
-    """Return a finding for each line at which a rank received message after message and never waited for one.
+def _find_dropped_receives(job: JobState, at_least: int = 2) -> list[Finding]:
+    """Return a finding for each line at which a rank received several messages and never waited for one.
 
     Where gloo's handle of a receive is dropped, the message may be lost, and what follows on that connection with it.
     """
@@ -124,7 +128,7 @@ def _find_dropped_receives(job: JobState) -> list[Finding]:
     for rank in job.ranks.values():
         for operations in _receives_let_go(rank) if rank.sees_questions else ():
             group = job.group(operations[0].group)
-            if len(operations) > 1 and "gloo" in (group.backend or ""):
+            if len(operations) >= at_least and "gloo" in (group.backend or ""):
                 found.append(_finding_of_receives(group, rank, operations))
     return found
 
@@ -189,8 +193,9 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
     found = {}
     for place in np.unique(table["line"][unused]).tolist():
         here = np.flatnonzero(table["line"] == place)
-        if not unused[here].all():
+        if not unused[here].all() and not _are_some_of_each_step(table["step"][here], unused[here]):
             continue
+        here = here[unused[here]]
         ends = np.searchsorted(table["step"], table["step"][here], side="right")
         covered = np.searchsorted(barriers, here) < np.searchsorted(barriers, ends)
         open_ended = (ends == len(table)) & (not job.ranks[rank].finished)
@@ -199,6 +204,15 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
         if len(dropped) and operation.op in RECEIVE_ALL and _is_of_the_program(operation):
             found[place] = collectives.operation(int(table["row"][dropped[0]])), len(dropped)
     return found
+
+
+def _are_some_of_each_step(steps: npt.NDArray[np.int64], unused: Mask) -> bool:
+    """Say whether of the handles of one line the same ones are dropped in each step, and others are waited for.
+
+    As where a list of handles is begun anew for each layer. The newest step may not be over.
+    """
+    parts = np.split(unused, np.flatnonzero(np.diff(steps)) + 1)[:-1]
+    return len(parts) >= MIN_STEPS and bool(parts[0].any()) and all(np.array_equal(part, parts[0]) for part in parts)
 
 
 def _is_of_the_program(operation: Operation) -> bool:
@@ -212,8 +226,8 @@ def _finding_of_all(job: JobState, group: GroupId, dropped: dict[int, tuple[Oper
     first, count = dropped[min(dropped)]
     return Finding(
         kind="unwaited-async",
-        summary=f"No rank ever waited for {first.op} #{first.seq} of {group_words(known)}{at_line(first.site)}, "
-        f"{_times(count)}: what it fills may be used before it is there.",
+        summary=f"No rank waited for {first.op} #{first.seq} of {group_words(known)}{at_line(first.site)}, "
+        f"nor for others of that line, {_times(count)} in all: what it fills may be used before it is there.",
         culprit_ranks=tuple(sorted(dropped)),
         confidence=0.8,
         group=known,

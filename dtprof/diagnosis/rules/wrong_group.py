@@ -5,12 +5,13 @@ from itertools import pairwise
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, explain, group_words, wait_words
+from dtprof.diagnosis.findings import Finding, explain, group_words, rank_list, wait_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
 from dtprof.diagnosis.rules import argument_mismatch
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
+from dtprof.records.tables import Site
 
 
 def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: dict[int, Operation]) -> Finding | None:
@@ -26,10 +27,17 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
             and rank in other.group.ranks
         }
         usual = {r: o for r, o in peers.items() if _used_before(job, o, o.group)}
+        if not usual and 2 * len(peers) > len(everyone) and _is_made_once(job, mine.site):
+            usual = peers  # outside of loops one line makes no two calls, of which this could be the later one
         if not usual:
             continue
         return _wrong_finding(job, rank, mine, usual, everyone)
     return None
+
+
+def _is_made_once(job: JobState, site: Site) -> bool:
+    place = job.place_in_source(site)
+    return place is not None and not place.in_loop
 
 
 def _comes_next(job: JobState, rank: int, operation: Operation) -> bool:
@@ -54,6 +62,47 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
     everyone = {rank: own[0].operation for rank, own in case.job.waits.items() if not own[0].operation.p2p}
     if (wrong := find_wrong_call(case.job, everyone, everyone)) is not None:
         yield explain(wrong, left)
+
+
+def explain_absence(case: Case, cause: Finding) -> Iterator[Finding]:
+    """Give the finding for a rank that its peers wait for in a call which it made on a group it is no member of.
+
+    torch leaves such a call out with a warning, so that the rank goes on without it.
+    """
+    everyone = {rank: own[0].operation for rank, own in case.job.waits.items() if not own[0].operation.p2p}
+    for operation in sorted(everyone.values(), key=lambda operation: operation.issued_ns):
+        for rank in operation.group.ranks:
+            own = case.job.ranks.get(rank)
+            if own is None or own.counts.get((operation.group, False), 0) > operation.seq:
+                continue
+            site = next((site for _, site in own.outside_calls if _is_line_of(operation, site)), None)
+            if site is not None:
+                yield explain(_outside_finding(case.job, rank, site, operation, everyone), cause)
+                return
+
+
+def _is_line_of(operation: Operation, site: Site) -> bool:
+    return operation.site is not None and (site.file, site.line) == (operation.site.file, operation.site.line)
+
+
+def _outside_finding(job: JobState, rank: int, site: Site, meant: Operation, everyone: dict[int, Operation]) -> Finding:
+    waiting = {r: o for r, o in everyone.items() if r != rank}
+    return Finding(
+        kind="wrong-group",
+        summary=f"Rank {rank} called {meant.op} on a group that it is no member of, where its peers use "
+        f"{group_words(job.group(meant.group))}: torch leaves the call out with a warning.",
+        culprit_ranks=(rank,),
+        waiting_ranks=tuple(sorted(waiting)),
+        confidence=0.9,
+        group=job.group(meant.group),
+        op=meant.op,
+        seq=meant.seq,
+        step=meant.step,
+        call_sites=call_sites(waiting),
+        culprit_call_sites={rank: site},
+        evidence=(f"{wait_words(tuple(sorted(waiting)))} in {operation_words(job, meant)}",),
+        advice=("Pass the same group as the other ranks do at this line.",),
+    )
 
 
 def find_call_of_absent(
@@ -108,8 +157,8 @@ def _wrong_finding(
         call_sites=call_sites(waiting),
         culprit_call_sites=call_sites({rank: mine}),
         evidence=(
-            f"this line was used with {group_words(job.group(meant.group))} before, and with "
-            f"{group_words(job.group(mine.group))} never",
+            f"this line is one of {group_words(job.group(meant.group))} on {rank_list(tuple(usual))}; with "
+            f"{group_words(job.group(mine.group))} it was never used before",
             f"{wait_words(tuple(sorted(usual)))} in {operation_words(job, meant)}",
         ),
         advice=("Pass the same group as the other ranks do at this line.",),
@@ -130,4 +179,16 @@ RULES: Declared = (
         kinds=("wrong-group",), causes=argument_mismatch.KINDS, stages=(Stage.DIVERGENCE,), refine=explain_mismatch
     ),
     Refinement(kinds=("wrong-group",), causes=("rank-exited",), stages=(Stage.WAIT,), refine=explain_exit),
+    Refinement(
+        kinds=("wrong-group",),
+        causes=(
+            "rank-exited",
+            "rank-skipped-collective",
+            "rank-stuck",
+            "group-order-inversion",
+            *argument_mismatch.KINDS,
+        ),
+        stages=(Stage.DIVERGENCE, Stage.WAIT),
+        refine=explain_absence,
+    ),
 )

@@ -22,6 +22,8 @@ from dtprof.records.tables import UNKNOWN_NS, Array, Past, ProcessExit, RankTabl
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that rules read one by one, the newest of each: memory and time stay bounded."""
 MAX_TAIL, MIN_TAIL = 4096, 256
+MAX_OUTSIDE = 64
+"""Calls on groups that a rank is no member of that rules read, the newest."""
 MAX_COLLECTIVES = 2_000_000
 """Operations of all ranks together that are compared in columns: 240 bytes each."""
 LONG_NS = 5_000_000_000
@@ -130,6 +132,7 @@ def rank_state(
     data = spans_named(tables, spans, events.DATA)
     exhausted = (data["flags"] & codes.SKIPPED) != 0
     groups_made = spans_named(tables, spans, events.NEW_GROUP)
+    outside = spans_named(tables, spans, events.OUTSIDE_GROUP)[-MAX_OUTSIDE:]
     making = groups_made[groups_made["end_ns"] == UNKNOWN_NS]
     gap_ns = longest_gap_ns(rows[-MAX_TAIL:] if tables.dropped_events else rows, until_ns=_first_error(tables))
     return RankState(
@@ -167,6 +170,11 @@ def rank_state(
         newest_is_exhaustion=bool(exhausted[-1]) if len(data) else past.newest_is_exhaustion,
         group_sites=tuple(tables.sites.get(site) for site in groups_made["site"].tolist()),
         group_members=tuple(groups_made["microbatch"].tolist()),
+        outside_calls=tuple(
+            (begin_ns, site)
+            for begin_ns, number in zip(outside["begin_ns"].tolist(), outside["site"].tolist(), strict=True)
+            if (site := tables.sites.get(number)) is not None
+        ),
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
         device_phases=_device_phases(tables),
         passes=_passes(tables, spans),

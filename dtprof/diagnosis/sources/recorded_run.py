@@ -76,6 +76,7 @@ def collect(
     *,
     summarise: Callable[[], "Summary"] | None,
     find_handlers: Callable[[str], dict[int, facts.Handler]],
+    find_places: Callable[[str], Mapping[int, facts.SourcePlace]],
 ) -> facts.JobState:
     """Return the evidence of the newest attempt of a run.
 
@@ -84,6 +85,7 @@ def collect(
         host: what this host knows of the processes.
         summarise: gives the summary, where a rule needs it; None: stragglers are not searched for.
         find_handlers: gives the exception handlers around collectives of a source file, by line.
+        find_places: gives the places of the statements of a source file, by line.
     """
     job_facts = run.job_facts
     same_boot = job_facts.get("boot_id") == host.boot_id
@@ -138,6 +140,7 @@ def collect(
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_device_health=functools.cache(lambda: find_device_health(run.path, ranks, boots)),
         find_handlers=functools.cache(find_handlers),
+        find_place=_finder_of_places(functools.cache(find_places)),
         problems=tuple(problems),
         starting=find_starting(
             run.exit_records.stacks.values(),
@@ -146,6 +149,12 @@ def collect(
         ),
         asleep_s=_time_asleep(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
     )
+
+
+def _finder_of_places(
+    find_places: Callable[[str], Mapping[int, facts.SourcePlace]],
+) -> Callable[[str, int], facts.SourcePlace | None]:
+    return lambda file, line: find_places(file).get(line)
 
 
 def _builds_that_differ(builds: Mapping[str, Sequence[int]]) -> list[str]:

@@ -1,7 +1,12 @@
 """Ranks entered two groups in opposite orders, and it went well."""
 
+import pytest
+
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.rules.group_order_risk import find_order_risk
 from tests.diagnosis.judging import build_job, in_two_groups, judge
+from tests.job.test_order_replay import job_of
 
 
 def opposite_orders() -> JobState:
@@ -31,3 +36,12 @@ def test_groups_that_two_threads_of_a_rank_enter_in_any_order_are_no_risk() -> N
             rank.op("all_reduce", 3000 + 10 * i, 3100, thread=1, group=1, nbytes=8)
             rank.op("all_reduce", 2999 + 10 * i + 5 * late, 3100, thread=2, group=2, nbytes=8)
     assert judge(ranks, exit_status=0, stalled=False).findings == ()
+
+
+@pytest.mark.parametrize(("programs", "kinds"), [(("ac", "ba", "cb"), ["group-order-risk"]), (("ac", "ab", "cb"), [])])
+def test_three_groups_that_are_entered_in_a_ring_are_a_risk_for_all_in_it(
+    programs: tuple[str, ...], kinds: list[str]
+) -> None:
+    found = find_order_risk(Case(job_of(dict(enumerate(programs)))))
+    assert [finding.kind for finding in found] == kinds
+    assert [finding.culprit_ranks for finding in found] == [(0, 1, 2)] * len(kinds)

@@ -212,3 +212,16 @@ def test_calls_of_a_thread_that_makes_no_steps_need_not_meet_in_the_same_step() 
         return judge(ranks, exit_status=0, stalled=False, statuses=dict.fromkeys(range(3), (0, 9000))).outcome
 
     assert (verdict(thread=2), verdict(thread=1)) == ("healthy", "risk")
+
+
+@pytest.mark.parametrize(("early", "culprits"), [((1,), (1,)), ((0, 1), ()), ((), ())])
+def test_an_optimizer_step_before_the_calls_of_one_round_alone_is_one_too_many(
+    early: tuple[int, ...], culprits: tuple[int, ...]
+) -> None:
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    for rank in ranks:
+        for step in range(9):
+            now = step + (step == 3 and rank.rank in early)
+            logged(rank, now, 100 * step)
+    found = found_by("step_mismatch", build_job(ranks, exit_status=0, stalled=False))
+    assert [finding.culprit_ranks for finding in found] == ([culprits] if culprits else [])

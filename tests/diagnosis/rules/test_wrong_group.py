@@ -87,3 +87,19 @@ def test_a_call_on_the_world_that_the_others_have_left_is_a_wrong_group() -> Non
             rank.op("all_reduce", t, done, group=group, site=rank.site("all_reduce", line=10), nbytes=8)
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("wrong-group", (2,))
+
+
+def test_a_call_on_a_group_of_others_that_torch_leaves_out_explains_why_its_peers_wait() -> None:
+    ranks = pair(3)
+    for rank in ranks:
+        line = rank.site("all_reduce", line=30)
+        for t in (0, 100):
+            rank.op("all_reduce", t, t + 9, site=line, nbytes=64)
+        if rank.rank == 2:
+            rank.span("outside_group", 200, 201, site=line)
+        else:
+            rank.op("all_reduce", 200, None, returned=201, site=line, nbytes=64)
+    job = build_job(ranks, exit_status=1, statuses={2: (0, 300)})
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("wrong-group", (2,), (0, 1))
+    assert finding.culprit_call_sites[2].line == 30

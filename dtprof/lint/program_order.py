@@ -1,0 +1,63 @@
+"""What a program calls after a line, before its function ends or the loop around the line begins its next round."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_BODIES = ("body", "orelse", "finalbody")
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramPlace:
+    """A line of a program, seen in its function."""
+
+    in_loop: bool
+    following: frozenset[tuple[str, int]]  # functions called after it, by the last part of their names, and the lines
+
+
+def read_places(path: Path) -> dict[int, ProgramPlace]:
+    """Return the places of all statements of a file, by each of their lines.
+
+    Raises:
+        OSError: it cannot be read.
+        SyntaxError, ValueError, RecursionError, MemoryError: it cannot be parsed.
+    """
+    places: dict[int, ProgramPlace] = {}
+    _take(ast.parse(path.read_bytes()).body, ProgramPlace(in_loop=False, following=frozenset()), places)
+    return places
+
+
+def _take(statements: list[ast.stmt], after: ProgramPlace, places: dict[int, ProgramPlace]) -> None:
+    """Add the places of statements that follow one another, given what follows the last of them."""
+    following = after.following
+    for statement in reversed(statements):
+        place = ProgramPlace(in_loop=after.in_loop, following=following)
+        if isinstance(statement, _SCOPES):
+            inside = ProgramPlace(in_loop=False, following=frozenset())
+        elif isinstance(statement, _LOOPS):
+            inside = ProgramPlace(in_loop=True, following=frozenset())
+        else:
+            inside = place
+        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
+            places[line] = place
+        for body in _bodies(statement):
+            _take(body, inside, places)
+        if not isinstance(statement, _SCOPES):
+            following |= frozenset(_calls(statement))
+
+
+def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for name in _BODIES:
+        if body := getattr(statement, name, None):
+            yield body
+    for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+        yield part.body
+
+
+def _calls(statement: ast.stmt) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            yield node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id, node.lineno

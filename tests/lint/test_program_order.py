@@ -1,0 +1,35 @@
+"""What a program calls after a line."""
+
+from pathlib import Path
+
+from dtprof.lint.program_order import read_places
+
+TEXT = """\
+setup()
+def train(rank):
+    start()
+    for step in range(9):
+        if rank:
+            dist.barrier()
+            send(step)
+        else:
+            recv(step)
+        with timer():
+            average(
+                step
+            )
+    finish()
+"""
+
+
+def test_a_place_has_the_calls_that_follow_it_in_its_round_and_function(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(TEXT)
+    places = read_places(file)
+    assert (places[1].in_loop, places[1].following) == (False, frozenset())  # a definition calls nothing
+    round_ = {("barrier", 6), ("send", 7), ("recv", 9), ("timer", 10), ("average", 11)}
+    assert (places[3].in_loop, places[3].following) == (False, {("range", 4), *round_, ("finish", 14)})
+    assert (places[6].in_loop, places[6].following) == (True, {("send", 7), ("timer", 10), ("average", 11)})
+    assert places[9].following == {("timer", 10), ("average", 11)}
+    assert places[12].following == frozenset()  # what comes in the next round comes before it as well
+    assert places[14].following == frozenset()
