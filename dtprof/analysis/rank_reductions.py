@@ -115,6 +115,7 @@ class RankReduction:
     uncertain: int = 0  # operations whose wait is smaller than the error of the clocks
     impossible: int = 0  # operations that completed before the last rank had issued them
     most_impossible_ns: int = 0  # by so much at most
+    clock_errors_ns: int = 0  # of the sums of exposed wait and exposed transfer, by the errors of the clocks
     serialised: dict[SerialKey, SerialSums] = field(default_factory=dict)
     memory_growth: MemoryGrowth | None = None
 
@@ -127,6 +128,11 @@ class RankReduction:
     def partition_ns(self) -> dict[str, int] | None:
         """The mean time a step of each part."""
         return round_means(self.parts_ns, self.num_steps) if self.parts_ns is not None else None
+
+    @property
+    def partition_error_ns(self) -> int | None:
+        """The error that clocks add to the mean time a step of a part, rounded up; None where there are no parts."""
+        return -(-self.clock_errors_ns // self.num_steps) if self.parts_ns is not None and self.num_steps else None
 
     @property
     def phases_ns(self) -> dict[str, int] | None:
@@ -288,6 +294,7 @@ def reduce_ranks(
             chosen & (timing.impossible > 0),
         )
     ]
+    clock_errors = np.bincount(batch.place[chosen], timing.clock_error[chosen], len(batch.ranks))
     ranks = []
     for i, one in enumerate(batch.ranks):
         tables, windows, num_steps = one.placed.tables, one.windows, len(one.windows)
@@ -314,6 +321,7 @@ def reduce_ranks(
                 uncertain=uncertain,
                 impossible=impossible,
                 most_impossible_ns=int(most_impossible[i]),
+                clock_errors_ns=int(clock_errors[i]),
                 serialised=serialised[i],
                 memory_growth=find_growth(tables, used),
             )

@@ -397,6 +397,7 @@ def _rank_result(
         rank=fact.rank,
         step_ns=reduction.step_ns,
         partition_ns=partition,
+        partition_error_ns=reduction.partition_error_ns,
         phases_ns=reduction.phases_ns,
         peak_bytes=fact.peak_bytes,
         memory_categories=fact.memory_categories,

@@ -2,9 +2,11 @@
 
 Two sources, used together. Launchers measured round trips to the reference host (records.host_clocks). And the records
 bound the clocks themselves: no member leaves a collective that needs everybody before the last one entered, nobody has
-what a root or a sender gives before it gave it. Each such pair bounds the difference of two clocks from one side. The
-difference is taken for a line over time, within MAX_DRIFT; the lines that no bound forbids tell the most likely one, in
-their middle, and the error, to their edge. Bounds that contradict the measured clocks replace them, and it is said.
+what a root or a sender gives before it gave it. Each such pair bounds the difference of two clocks from one side, and
+so does a measurement, from both. The difference is taken for a line over time, within MAX_DRIFT, from which it wanders
+by WANDER_PPM; the lines that no bound forbids tell the most likely one, in their middle, and the error, to their edge
+and beyond by the wander. Over a long run that is more than the error of measurements, which are then joined by lines
+instead. Bounds that contradict the measured clocks replace them, and it is said.
 
 Each rank gives at most MAX_MARKS operations a channel; they are merged by clock. Hosts are compared with one host of
 each channel, so that bounds grow with hosts, not with their pairs.
@@ -24,15 +26,14 @@ from dtprof.job.groups import Channel
 from dtprof.job.sound_records import is_any, stride_of
 from dtprof.records import codes
 from dtprof.records.events import FROM_ROOT, TO_ROOT
-from dtprof.records.nodes.host_clocks import HostClock
+from dtprof.records.nodes.host_clocks import MAX_DRIFT_PPM, WANDER_PPM, HostClock
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
 
 Floats = npt.NDArray[np.float64]
 
 MAX_MARKS = 1024
 MAX_WINDOWS = 64
-MAX_DRIFT = 200e-6
-"""Two clocks that nobody disciplines run apart by up to 100 millionths; no more than twice that is believed."""
+MAX_DRIFT = MAX_DRIFT_PPM * 1e-6
 WORTH_IT_NS = 1_000
 """A correction smaller than this is left out of the clock; it stays within the error."""
 _FAR_AWAY_NS = 10**15
@@ -205,6 +206,14 @@ class _Bounds:
             most=np.concatenate([one.most for one in every]),
         )
 
+    def widen(self, by_ns: float) -> "_Bounds":
+        """Return bounds that leave so much more room to both sides."""
+        return replace(self, least=self.least - by_ns, most=self.most + by_ns)
+
+    def move(self, by_ns: Floats) -> "_Bounds":
+        """Return bounds of the difference and so much more, at each of their times."""
+        return replace(self, least=self.least + by_ns, most=self.most + by_ns)
+
     def thin(self) -> "_Bounds":
         """Return the closest bounds of each stretch of time."""
         if len(self.at) <= 2 * MAX_WINDOWS:
@@ -250,11 +259,19 @@ def bound_clocks(marks: Marks, reference: str) -> dict[tuple[str, str], _Bounds]
     }
 
 
-def fit_line(bounds: _Bounds, span: tuple[float, float]) -> tuple[Line, float]:
+def fit_line(bounds: _Bounds, span: tuple[float, float], *, drift: float = 0.0) -> tuple[Line, float]:
     """Return the line farthest from all bounds and the room it has to both sides; below 0 where bounds contradict.
 
-    The error is how far any line that keeps to the bounds is from it, within the span of time.
+    The clocks may wander from a line, by `_wander_ns` within the span of time. The error is how far any line that keeps
+    to the bounds so widened is from it within the span, and the wander.
+
+    Parameters:
+        bounds: of what to add beyond a drift.
+        span: first and last time.
+        drift: so much is corrected already; both together are within MAX_DRIFT.
     """
+    wander_ns = _wander_ns(span)
+    bounds = bounds.widen(wander_ns)
     middle = (span[0] + span[1]) / 2
     finite = np.concatenate((bounds.least[np.isfinite(bounds.least)], bounds.most[np.isfinite(bounds.most)]))
     if not np.isfinite(bounds.least).any() or not np.isfinite(bounds.most).any():
@@ -269,16 +286,22 @@ def fit_line(bounds: _Bounds, span: tuple[float, float]) -> tuple[Line, float]:
         low, high = room(slope)
         return high - low
 
-    best = _climb(gap, -MAX_DRIFT, MAX_DRIFT)
+    least_slope, most_slope = -MAX_DRIFT - drift, MAX_DRIFT - drift
+    best = _climb(gap, least_slope, most_slope)
     low, high = room(best)
     line = Line(at_ns=middle, offset_ns=center + (low + high) / 2, slope=best)
     if high < low:
-        return replace(line, error_ns=(low - high) / 2), (high - low) / 2
-    slopes = np.linspace(_edge(gap, best, -MAX_DRIFT), _edge(gap, best, MAX_DRIFT), 129)
+        return replace(line, error_ns=(low - high) / 2 + wander_ns), (high - low) / 2
+    slopes = np.linspace(_edge(gap, best, least_slope), _edge(gap, best, most_slope), 129)
     rooms = np.array([room(slope) for slope in slopes.tolist()])
     ends = np.array(span) - middle
     farthest = rooms[:, :, None] + slopes[:, None, None] * ends - ((low + high) / 2 + best * ends)
-    return replace(line, error_ns=float(np.abs(farthest).max())), (high - low) / 2
+    return replace(line, error_ns=float(np.abs(farthest).max()) + wander_ns), (high - low) / 2
+
+
+def _wander_ns(span: tuple[float, float]) -> float:
+    """Return how far a clock whose rate changes slowly is from a line within a span of time."""
+    return (span[1] - span[0]) / 2 * WANDER_PPM * 1e-6
 
 
 def _climb(gap: Callable[[float], float], low: float, high: float) -> float:
@@ -323,9 +346,12 @@ def tighten(clocks: Clocks, marks: Marks, spans: Mapping[str, tuple[int, int]]) 
     pairs = bound_clocks(marks, reference)
     lines = {reference: Line()}
     contradicted: dict[str, float] = {}
+    straight: dict[str, HostClock] = {}
     for boot in spans:
         if boot != reference and boot in clocks.measured:
-            lines[boot] = _check(clocks, boot, pairs.get((boot, reference)), spans[boot], contradicted)
+            lines[boot], clock = _check(clocks, boot, pairs.get((boot, reference)), spans[boot], contradicted)
+            if clock is not clocks.measured[boot]:
+                straight[boot] = clock
     waiting = dict(pairs)
     reached = True
     while reached:
@@ -343,9 +369,15 @@ def tighten(clocks: Clocks, marks: Marks, spans: Mapping[str, tuple[int, int]]) 
     return replace(
         clocks,
         reference=reference,
-        corrections={boot: line for boot, line in lines.items() if _size(line, spans.get(boot)) >= WORTH_IT_NS},
+        measured={**clocks.measured, **straight},
+        corrections={
+            boot: line
+            for boot, line in lines.items()
+            if boot in straight or _size(line, spans.get(boot)) >= WORTH_IT_NS
+        },
         errors_ns={
-            boot: line.error_ns + (size if (size := _size(line, spans.get(boot))) < WORTH_IT_NS else 0)
+            boot: line.error_ns
+            + (size if boot not in straight and (size := _size(line, spans.get(boot))) < WORTH_IT_NS else 0)
             for boot, line in lines.items()
         },
         contradicted=contradicted,
@@ -367,24 +399,45 @@ def _chain(known: Line, step: Line, *, reverse: bool) -> Line:
 
 def _check(
     clocks: Clocks, boot: str, bounds: _Bounds | None, span: tuple[float, float], contradicted: dict[str, float]
-) -> Line:
-    """Return how a measured clock is to be corrected: not at all where the records say no more than that."""
+) -> tuple[Line, HostClock]:
+    """Return how a measured clock is to be corrected, and on top of which one: of itself, or of itself straightened.
+
+    Between measurements that are off by their errors the clock is a line and what joins them is not: a line can correct
+    only what is straight. It is not corrected where the records say no more than the measurements.
+    """
     clock = clocks.measured[boot]
     if not clock.points:
-        return Line()
+        return Line(), clock
     times = np.linspace(span[0], span[1], MAX_WINDOWS + 1)
-    errors = np.array([clock.error_at(_own_time(clock, int(t))) for t in times.tolist()])
+    errors = _errors_at(clock, times)
     as_measured = Line(at_ns=(span[0] + span[1]) / 2, error_ns=float(errors.max()))
     if bounds is None:
-        return as_measured
-    line, room = fit_line(bounds.join([_Bounds(at=times, least=-errors, most=errors)]), span)
-    if room >= 0:
-        return line if line.error_ns < as_measured.error_ns else as_measured
-    contradicted[boot] = -room
-    alone, room_alone = fit_line(bounds, span)
+        return as_measured, clock
+    allowed = _errors_at(clock, bounds.at)
+    beyond = max(float((bounds.least - allowed).max()), float((-allowed - bounds.most).max()))
+    straight = clock.straighten()
+    moved = bounds.move(_bend(clock, straight, bounds.at))
+    drift = straight.drift_ppm * 1e-6
+    if beyond <= 0:
+        by_points = _Bounds(at=times, least=-errors, most=errors).move(_bend(clock, straight, times))
+        line, room = fit_line(moved.join([by_points]), span, drift=drift)
+        return (line, straight) if room >= 0 and line.error_ns < as_measured.error_ns else (as_measured, clock)
+    contradicted[boot] = beyond
+    alone, room_alone = fit_line(moved, span, drift=drift)
     if room_alone >= 0 and np.isfinite(alone.error_ns):
-        return alone
-    return replace(as_measured, error_ns=as_measured.error_ns - 2 * room)
+        return alone, straight
+    return replace(as_measured, error_ns=as_measured.error_ns + 2 * beyond), clock
+
+
+def _errors_at(clock: HostClock, moments: Floats) -> Floats:
+    """Return the errors of a clock's measurements at moments of the reference."""
+    return np.array([clock.error_at(_own_time(clock, int(t))) for t in moments.tolist()])
+
+
+def _bend(clock: HostClock, straight: HostClock, moments: Floats) -> Floats:
+    """Return how much more a clock corrects than one that was straightened, at moments of the reference."""
+    own = [_own_time(clock, int(t)) for t in moments.tolist()]
+    return np.array([clock.offset_at(t) - straight.offset_at(t) for t in own])
 
 
 def _own_time(clock: HostClock, moment: int) -> int:

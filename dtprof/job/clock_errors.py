@@ -1,5 +1,6 @@
 """By how much the clocks of two ranks may be apart once they are aligned."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,14 @@ class ClockErrors:
         mine, theirs = self._clock_of(ranks), self._clock_of(others)
         error = self.error_ns[theirs] + self.error_ns[mine]
         return np.where((theirs >= 0) & (theirs != mine) & (mine >= 0), error, 0)
+
+    def within(self, ranks: Iterable[int]) -> int:
+        """Return the largest error between any two of these ranks; 0 where they share one clock."""
+        if len(self.error_ns) < 2 or not len(self.clock):
+            return 0
+        clocks = np.unique(self._clock_of(np.fromiter(ranks, np.int64)))
+        known = clocks[clocks >= 0]
+        return int(np.sort(self.error_ns[known])[-2:].sum()) if len(known) > 1 else 0
 
     def _clock_of(self, ranks: Column) -> Column:
         known = (ranks >= 0) & (ranks < len(self.clock))

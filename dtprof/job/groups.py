@@ -51,6 +51,12 @@ class Channel(NamedTuple):
         return 2 if self.is_p2p else self.group.size
 
     @property
+    def members(self) -> Iterable[int]:
+        """Return the global ranks that take part in each operation."""
+        ranks = self.group.ranks
+        return (ranks[self.sender], ranks[self.receiver]) if self.is_p2p else ranks
+
+    @property
     def sending_rank(self) -> int:
         """Return the global rank of the sender of messages."""
         return self.group.ranks[self.sender]

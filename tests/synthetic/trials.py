@@ -15,16 +15,22 @@ import numpy as np
 
 from dtprof.analysis.comparison.comparison_series import measure_run
 from dtprof.analysis.comparison.run_comparison import compare_runs
+from dtprof.analysis.rank_surveys import survey_run
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
-from dtprof.records.reader import open_run
+from dtprof.job.rank_executor import THIS_PROCESS
+from dtprof.job.world_size import newest_ranks
+from dtprof.records.reader import Run, open_run
 from tests.analysis.noisy_runs import STEP_US, noisy_run
 from tests.synthetic import HostClock, Job, Spell, Truth, generate, take_turns
 from tests.synthetic.simulation import Simulation
 
-STRAGGLERS = ("sound", "pipelines", "one", "two", "host", "begins", "moves", "skewed")
+STRAGGLERS = ("sound", "pipelines", "one", "two", "host", "begins", "moves", "skewed", "apart")
 COMPARISONS = ("unrelated", "related", "drifting", "related-drifting")
 CHANGE = 0.03
+APART_HOSTS = 8
+ROUNDING_NS = 100
+"""Times of records and corrections are whole nanoseconds, and a step has some dozen of them."""
 
 
 def draw_job(kind: str, seed: int) -> Job:
@@ -52,7 +58,12 @@ def draw_job(kind: str, seed: int) -> Job:
         per_host = max(2, job.world_size // 4)
         clocks = {host: _draw_clock(random) for host in range(1, job.world_size // per_host)}
         job = replace(job, ranks_per_host=per_host, clocks=clocks)
+    if kind == "apart":
+        clocks = {host: _draw_clock_apart(random) for host in range(1, APART_HOSTS)}  # the first is true
+        job = replace(job, dp=16 // (job.tp * job.pp), ranks_per_host=16 // APART_HOSTS, clocks=clocks)
+        ranks = random.permutation(job.world_size).tolist()
     spells: dict[str, tuple[Spell, ...]] = {
+        "apart": (Spell(ranks=(ranks[0],), factor=factor),),
         "one": (Spell(ranks=(ranks[0],), factor=factor),),
         "skewed": (Spell(ranks=(ranks[0],), factor=factor),),
         "two": (Spell(ranks=(ranks[0],), factor=factor), Spell(ranks=(ranks[1],), factor=random.uniform(1.3, 1.8))),
@@ -72,6 +83,12 @@ def _draw_clock(random: np.random.Generator) -> HostClock:
     )
 
 
+def _draw_clock_apart(random: np.random.Generator) -> HostClock:
+    return replace(
+        _draw_clock(random), offset_ns=int(random.integers(30 * 10**9)), drift_ppm=float(random.uniform(-200, 200))
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """What came of one run; errors as shares of the step."""
@@ -82,14 +99,19 @@ class Trial:
     gain_error: (
         float | None
     )  # of what all listed cost together, or one alone in a pipeline; None where some are missing
-    part_error: float  # of the part of a step that is farthest from the truth, over what was stated
+    part_error: float  # of the part of a step that is farthest from the truth, over what was stated of that rank
+    clock_error: (
+        float  # of the host whose clock is farthest from the truth at the begin, middle or end, over the stated
+    )
 
 
 def try_job(job: Job) -> Trial:
     """Let a job run, analyse it, and compare the result with the truth."""
     with tempfile.TemporaryDirectory() as folder:
         truth = generate(Path(folder) / "run", job)
-        summary = summarise(open_run(Path(folder) / "run"))
+        run = open_run(Path(folder) / "run")
+        summary = summarise(run)
+        clock_error = _clock_error(job, truth, run) if job.clocks else 0.0
     slow = {rank for spell in job.spells for rank in spell.ranks}
     listed = [one.rank for one in summary.stragglers]
     return Trial(
@@ -97,7 +119,8 @@ def try_job(job: Job) -> Trial:
         missed=bool(slow - set(listed)),
         told=any(caveat.startswith("stragglers: in") for caveat in summary.cannot_tell),
         gain_error=_gain_error(job, truth, summary) if listed and set(listed) == slow else None,
-        part_error=_part_error(job, truth, summary),
+        part_error=_part_error(truth, summary),
+        clock_error=clock_error,
     )
 
 
@@ -109,17 +132,29 @@ def _gain_error(job: Job, truth: Truth, summary: Summary) -> float | None:
     return None if found is None else (found - (step - without)) / step
 
 
-def _part_error(job: Job, truth: Truth, summary: Summary) -> float:
-    # A part sums what is off at each operation of the step.
-    operations = 1 + (job.dp > 1) * job.layers + (job.tp > 1) * 2 * job.layers * job.microbatches
-    stated = max(1_000, (summary.clock_error_ns or 0) * operations)
+def _part_error(truth: Truth, summary: Summary) -> float:
     errors = (
-        abs(rank.partition_ns[part] - expected)
+        abs(rank.partition_ns[part] - expected) / (ROUNDING_NS + (rank.partition_error_ns or 0))
         for rank in summary.ranks
         if rank.partition_ns is not None
         for part, expected in truth.mean_parts(rank.rank, *summary.steps.used or (1, 0)).items()
     )
-    return max(errors, default=0.0) / stated
+    return max(errors, default=0.0)
+
+
+def _clock_error(job: Job, truth: Truth, run: Run) -> float:
+    """Return how far the worst clock is off, at each end of a step, over what is stated of it."""
+    clocks = survey_run(run, newest_ranks(run.folders), THIS_PROCESS).clocks
+    worst = 0.0
+    for host in range(1, job.world_size // job.ranks_per_host):
+        boot = f"boot-{host}"
+        if boot not in clocks.errors_ns:
+            continue
+        moments = truth.end[:, host * job.ranks_per_host]
+        own, reference = job.show_all(moments, host), job.show_all(moments, 0)
+        off = np.abs(own + clocks.offset(boot, own) - reference).max()
+        worst = max(worst, float(off) / (ROUNDING_NS + clocks.errors_ns[boot]))
+    return worst
 
 
 def compare_pairs(kind: str, runs: int, num_steps: int) -> Counter[str]:
@@ -152,6 +187,8 @@ def _describe(trials: Iterable[Trial]) -> str:
         f"wrong {sum(t.wrong for t in every)}, missed {sum(t.missed for t in every)}, told {sum(t.told for t in every)}"
     )
     text += f", parts beyond what is stated {sum(t.part_error > 1 for t in every)}"
+    text += f" (most {max(t.part_error for t in every):.2f} of it)"
+    text += f", clocks {sum(t.clock_error > 1 for t in every)} ({max(t.clock_error for t in every):.2f})"
     if gains:
         off = np.abs(gains)
         text += (

@@ -34,6 +34,7 @@ class Timing:
     exposed_in_flight: Column  # of both, up to completion; meaningless where that is not known
     mixed: Mask  # operations that were matched with a different operation
     uncertain: Mask  # operations whose wait is smaller than the error of the clocks
+    clock_error: Column  # of exposed_wait and exposed_transfer: what is too much in one is missing in the other
     impossible: Column  # ns by which they ended before the last rank, as its clock says, had begun them; 0 of others
 
     def of(self, begin: int, end: int) -> "Timing":
@@ -73,6 +74,7 @@ def time_operations(
     culprit = np.full(len(operations), -1, np.int64)
     uncertain = np.zeros(len(operations), np.bool_)
     impossible = np.zeros(len(operations), np.int64)
+    arrival_error = np.zeros(len(operations), np.int64)
     mixed = np.zeros(len(operations), np.bool_)
     if len(instance_rows):
         rows = matched.every_row
@@ -100,12 +102,17 @@ def time_operations(
         by_duration = done[rows] - np.minimum(instance_rows["min_duration"], took)
         arrival[rows] = np.where(exact, arrived, np.where(estimated & ~alone, by_duration, started))
         source[rows] = np.where(exact | alone, EXACT, np.where(estimated, ESTIMATED, NOT_KNOWN))
+        # The last one is off by the error of its clock, and any other may have been later by that of its own.
+        apart = matched.of_each(errors.within(channel.members) for channel in matched.channels)
+        by_records = np.where(questionable, np.abs(arrival[rows] - arrived), 0) + apart
+        arrival_error[rows] = np.where(exact | questionable, by_records, 0)
     return _split(
         start,
         duration,
         arrival=arrival,
         source=source,
         culprit=culprit,
+        arrival_error=arrival_error,
         blocked=blocked,
         mixed=mixed,
         uncertain=uncertain,
@@ -153,6 +160,7 @@ def _split(
     arrival: Column,
     source: Column,
     culprit: Column,
+    arrival_error: Column,
     blocked: Blocked,
     mixed: Mask,
     uncertain: Mask,
@@ -163,11 +171,17 @@ def _split(
     before = np.zeros(len(start), np.int64)
     after = np.zeros(len(start), np.int64)
     in_flight = np.zeros(len(start), np.int64)
+    clock_error = np.zeros(len(start), np.int64)
     for stretch in (blocked.call, blocked.wait):
         length = stretch[:, 1] - stretch[:, 0]
         begin, end = stretch[:, 0], stretch[:, 1]
         waited = np.where(known, np.clip(arrival - begin, 0, length), length)
         before += blocked.length(begin, begin + waited)
+        if arrival_error.any():
+            sooner, later = (np.clip(waited + sign * arrival_error, 0, length) for sign in (-1, 1))
+            clock_error += np.maximum(
+                blocked.length(begin + sooner, begin + waited), blocked.length(begin + waited, begin + later)
+            )
         after += blocked.length(begin + waited, end)
         in_flight += blocked.length(begin, begin + np.clip(start + duration - begin, 0, length))
     return Timing(
@@ -181,6 +195,7 @@ def _split(
         exposed_in_flight=in_flight,
         mixed=mixed,
         uncertain=uncertain,
+        clock_error=np.where(known, clock_error, 0),
         impossible=impossible,
     )
 

@@ -7,7 +7,7 @@ host), `offset_ns` (add to this host's time for the reference's), `error_ns`, `r
 
 import json
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ WANDER_PPM = 1.0
 """Assumed largest change of the rate between two clocks from one measurement to the next."""
 WANDER_OUTSIDE_PPM = 10.0
 """The same before the first measurement and after the last."""
+MAX_DRIFT_PPM = 500.0
+"""Two clocks that nobody disciplines run apart by up to 100 millionths; NTP slews one by up to 500."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,19 @@ class HostClock:
         first, last = self.points[0], self.points[-1]
         return (last.offset_ns - first.offset_ns) / (last.t_ns - first.t_ns) * 1e6
 
+    @property
+    def drift_error_ppm(self) -> float:
+        """Return how far the drift may be off: by the errors of the first and last measurement, or all of it."""
+        if len(self.points) < 2 or self.points[-1].t_ns == self.points[0].t_ns:
+            return MAX_DRIFT_PPM
+        first, last = self.points[0], self.points[-1]
+        by_errors = (first.error_ns + last.error_ns) / (last.t_ns - first.t_ns) * 1e6
+        return min(by_errors, MAX_DRIFT_PPM + abs(self.drift_ppm))
+
+    def straighten(self) -> "HostClock":
+        """Return the clock on the line from its first measurement to its last."""
+        return replace(self, points=(self.points[0], self.points[-1]) if len(self.points) > 2 else self.points)
+
     def offset_at(self, t_ns: int) -> float:
         """Return the offset for a time of this host: linear between measurements, beyond them by the drift."""
         if not self.points:
@@ -64,7 +79,7 @@ class HostClock:
         if before is None or after is None:
             edge = before or after
             assert edge is not None
-            return edge.error_ns + abs(t_ns - edge.t_ns) * WANDER_OUTSIDE_PPM * 1e-6
+            return edge.error_ns + abs(t_ns - edge.t_ns) * (self.drift_error_ppm + WANDER_OUTSIDE_PPM) * 1e-6
         nearest_ns = min(t_ns - before.t_ns, after.t_ns - t_ns)
         return max(before.error_ns, after.error_ns) + nearest_ns * WANDER_PPM * 1e-6
 

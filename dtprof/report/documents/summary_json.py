@@ -46,6 +46,7 @@ def _rank(rank: RankResult) -> dict[str, Any]:
         "host_lead_ns": rank.host_lead_ns,
         "step_ns": rank.step_ns,
         "partition_ns": rank.partition_ns,
+        "partition_error_ns": rank.partition_error_ns,
         "phases_ns": rank.phases_ns,
         "user_phases_ns": rank.user_phases_ns,
         "memory": {
