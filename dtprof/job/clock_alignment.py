@@ -349,9 +349,9 @@ def tighten(clocks: Clocks, marks: Marks, spans: Mapping[str, tuple[int, int]]) 
     straight: dict[str, HostClock] = {}
     for boot in spans:
         if boot != reference and boot in clocks.measured:
-            lines[boot], clock = _check(clocks, boot, pairs.get((boot, reference)), spans[boot], contradicted)
-            if clock is not clocks.measured[boot]:
-                straight[boot] = clock
+            lines[boot], corrected = _check(clocks, boot, pairs.get((boot, reference)), spans[boot], contradicted)
+            if corrected is not clocks.measured[boot]:
+                straight[boot] = corrected
     waiting = dict(pairs)
     reached = True
     while reached:
