@@ -48,7 +48,7 @@ def test_every_figure_is_drawn_without_a_complaint_and_without_a_request(show: S
         )
         assert missing == []
         assert page.run("return document.documentElement.scrollWidth") <= 1280
-    assert len(page.driver.find_elements(By.CSS_SELECTOR, ".tabs a")) == 8
+    assert len(page.driver.find_elements(By.CSS_SELECTOR, ".tabs a")) == 9
     assert page.run("return document.querySelectorAll('#page-overview .cells button').length") == num_ranks
     bars = page.run("return document.querySelectorAll('#plot-timeline .bars .point path').length")
     assert bars == len(summary_of(num_ranks=num_ranks).timeline.intervals)  # type: ignore[union-attr]
