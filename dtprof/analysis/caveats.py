@@ -32,7 +32,7 @@ def list_caveats(
     one_clock: bool,
     run_problems: Sequence[str],
     stale: Sequence[int],
-    restarts: int,
+    restarts: Sequence[str],
     pipeline: Sequence[str],
     throughput: Sequence[str],
     stragglers: Sequence[str],
@@ -84,7 +84,7 @@ def _of_records(
     missing: Sequence[int],
     run_problems: Sequence[str],
     stale: Sequence[int],
-    restarts: int,
+    restarts: Sequence[str],
 ) -> list[str]:
     caveats = []
     if not facts:
@@ -92,8 +92,7 @@ def _of_records(
     unknown = [rank for rank in missing if rank not in stale]
     if unknown and facts:
         caveats.append(f"run: {list_ranks(unknown)} left no log; what was done there is not known")
-    if restarts:
-        caveats.append(f"run: the job was restarted; only the last attempt ({restarts}) is shown")
+    caveats += restarts
     if stale:
         caveats.append(f"run: {list_ranks(stale)} took no part in the last attempt: left out")
     problems = [*run_problems, *(problem for fact in facts for problem in fact.problems)]

@@ -216,6 +216,15 @@ class CollectiveResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """A restart of the job or of one of its replicas."""
+
+    replica: int | None  # from 0; None: the job has no replicas
+    ranks: tuple[int, ...]
+    lost_ns: int | None  # from the last record before to the end of the first step after; None: not known
+
+
+@dataclass(frozen=True, kw_only=True)
 class SmallMessages:
     """Operations so small and so many that joining them would save time; of several groups of an axis the worst."""
 
@@ -454,6 +463,8 @@ class Summary:
     critical_path: CriticalPathResult | None = None
     windows: tuple[WindowSummary, ...] = ()  # of torch.profiler, one a rank; read beside the records
     advice: Advice | None = None  # None: not asked for
+    replicas: int = 1  # groups of ranks that ran under the same numbers
+    recoveries: tuple[Recovery, ...] = ()  # restarts, in the order of time
     cannot_tell: tuple[str, ...]
 
     @property

@@ -23,6 +23,7 @@ from dtprof.analysis.placed_ranks import RankTiming
 from dtprof.analysis.rank_exits import describe_end
 from dtprof.analysis.rank_reductions import BatchReduction, RankFacts, RankReduction, reduce_ranks
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
+from dtprof.analysis.recoveries import describe_attempts, find_recoveries
 from dtprof.analysis.results import (
     BUBBLE,
     DEVICE,
@@ -47,7 +48,7 @@ from dtprof.intervals import Column
 from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, worst_error_ns
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
-from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
+from dtprof.job.world_size import newest_ranks, resolve_world_size
 from dtprof.records.nodes.late_lines import read_late_lines
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.tables import Array, Group
@@ -201,6 +202,7 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
         width=bin_width(used.last - used.first + 1, len(facts)),
         durations=durations,
     )
+    recoveries = find_recoveries(run)
     every_group = (group for fact in facts for group in fact.groups.values())
     throughput, throughput_caveats = measure_throughput(steps, surveys.consumed, every_group, used)
     return Summary(
@@ -244,7 +246,7 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
             one_clock=one_clock,
             run_problems=run.problems,
             stale=stale,
-            restarts=newest_attempt(run.folders),
+            restarts=describe_attempts(run, recoveries),
             pipeline=pipeline_caveats,
             throughput=throughput_caveats,
             stragglers=straggler_caveats,
@@ -273,6 +275,8 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
         memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
         headroom=find_headroom(run.node_memory()),
         gpus=measure_use(nodes, _ranks_by_device(surveys)),
+        replicas=run.manifest.replicas,
+        recoveries=recoveries,
     )
 
 

@@ -33,6 +33,7 @@ from dtprof.capture.phase_hooks import Phases
 from dtprof.capture.recorder import Recorder, open_recorder
 from dtprof.capture.string_entries import entry, timed_entry
 from dtprof.records import events, paths, writer
+from dtprof.records.replicas import REPLICA_GROUP
 
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 """Is there where the driver of NVIDIA runs."""
@@ -300,7 +301,7 @@ def _process_fields(torch_version: str) -> dict[str, object]:
 def _meeting() -> str | None:
     """Return where the ranks of this process meet, which differs between replicas of a job; None: nothing says it."""
     if name := os.environ.get("REPLICA_GROUP_ID"):
-        return f"replica group {name}"  # of torchft
+        return f"{REPLICA_GROUP}{name}"  # of torchft
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     return f"{address}:{port}" if address and port else None
 

@@ -42,7 +42,7 @@ def name_of(group: Any) -> str:
     """Return the name of a group: of one that torch has not named, as those of torchft, a name by its object."""
     try:
         return str(group.group_name)
-    except RuntimeError:  # ProcessGroup name not set
+    except (RuntimeError, ValueError):  # ProcessGroup name not set: which of the two depends on torch
         return f"{type(group).__name__} {id(group):#x}"
 
 
@@ -148,7 +148,7 @@ def named_axis_entry(name: str) -> str:
     for module_name in _NAMING_MODULES:
         module = sys.modules.get(module_name)
         for axis, group in _named_groups(vars(module)) if module is not None else ():
-            if getattr(group, "group_name", None) == name:
+            if hasattr(group, "rank") and name_of(group) == name:
                 return entry("axis", group=name, axis=axis, by=module_name)
     return ""
 

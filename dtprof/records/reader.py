@@ -4,9 +4,10 @@ What cannot be read becomes a sentence in `problems`; only a path that holds no 
 """
 
 import dataclasses
+import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,11 @@ def _find_files(url: str) -> remote.RemoteFiles:
 
 def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str = "") -> Run:
     """Open a run directory; names of the folders of ranks where they are not there yet."""
+    of_processes: list[str] = []
+    nodes = sorted(path.glob("node-*"))
+    processes = [row for node in nodes for row in json_lines(node / paths.PROCESSES, of_processes)]
     folders, replicas = (
-        separate_replicas(_find_rank_folders(path), _read_process)
+        separate_replicas(_find_rank_folders(path), functools.partial(_read_process, _started(processes)))
         if rank_folders is None
         else (_by_rank(path / name for name in rank_folders), 1)
     )
@@ -195,23 +199,22 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str 
     if document is None:
         problems.append(f"{paths.MANIFEST} is missing: the command, the start and the exit status are not known")
     job_problem = "".join(problems)
+    problems += of_processes
     exits: dict[str, dict[int, tuple[ProcessExit, ...]]] = {}
-    processes: list[dict[str, Any]] = []
     stacks: dict[str, dict[str, Any]] = {}
     mismatches: list[dict[str, Any]] = []
-    for node in sorted(path.glob("node-*")):
+    for node in nodes:
         of_node = exits.setdefault(node.name, {})
         for row in json_lines(node / paths.EXITS, problems):
             if isinstance(row.get("pid"), int) and isinstance(row.get("status"), int):
                 process_exit = ProcessExit(pid=row["pid"], status=row["status"], t_ns=int_or_0(row.get("t_ns")))
                 of_node[process_exit.pid] = (*of_node.get(process_exit.pid, ()), process_exit)
-        processes += json_lines(node / paths.PROCESSES, problems)
         mismatches += json_lines(node / paths.MISMATCHES, problems)
         stacks[node.name] = _read_document(node / paths.STACKS, problems) or {}
     manifest = _manifest(document)
     if replicas > 1:
         cannot_tell = (*manifest.cannot_tell, describe_replicas(replicas, folders))
-        manifest = dataclasses.replace(manifest, cannot_tell=cannot_tell)
+        manifest = dataclasses.replace(manifest, cannot_tell=cannot_tell, replicas=replicas)
     return Run(
         path=path,
         manifest=manifest,
@@ -252,8 +255,22 @@ def _by_rank(children: Iterable[Path]) -> dict[int, list[tuple[int, Path]]]:
     return folders
 
 
-def _read_process(rank: int, attempt: int, folder: Path) -> RankProcess | None:
-    """Describe a process of a rank that has several; None where its log cannot be read."""
+def _started(processes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], list[int]]:
+    """Return when processes began to import torch, ns since 1970, by host and pid."""
+    started: dict[tuple[str, int], list[int]] = {}
+    for row in processes:
+        key = str(row.get("host")), int_or_0(row.get("pid"))
+        started.setdefault(key, []).append(int_or_0(row.get("realtime_ns")))
+    return started
+
+
+def _read_process(
+    started: Mapping[tuple[str, int], Sequence[int]], rank: int, attempt: int, folder: Path
+) -> RankProcess | None:
+    """Describe a process of a rank that has several; None where its log cannot be read.
+
+    It is active from its import of torch on: programs that start together may take their steps one after the other.
+    """
     problems: list[str] = []
     loaded, process = read_rank(folder, rank=rank, attempt=attempt), read_strings(folder, problems).process
     times = [(loaded.operations["issued_ns"], loaded.operations["done_ns"])]
@@ -262,6 +279,7 @@ def _read_process(rank: int, attempt: int, folder: Path) -> RankProcess | None:
     if not loaded.first_ns or not process:
         return None
     parent = int_or_0(process.get("ppid"))
+    opened_ns = loaded.first_ns + loaded.monotonic_to_realtime_ns
     return RankProcess(
         rank=rank,
         attempt=attempt,
@@ -269,7 +287,9 @@ def _read_process(rank: int, attempt: int, folder: Path) -> RankProcess | None:
         pid=loaded.pid,
         parent=parent,
         meeting=str(process.get("meeting") or f"{loaded.host} {parent}"),
-        begin_ns=loaded.first_ns + loaded.monotonic_to_realtime_ns,
+        begin_ns=max(
+            (at for at in started.get((loaded.host, loaded.pid), ()) if 0 < at < opened_ns), default=opened_ns
+        ),
         end_ns=max(last_ns, default=loaded.first_ns) + loaded.monotonic_to_realtime_ns,
     )
 

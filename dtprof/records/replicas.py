@@ -2,8 +2,9 @@
 
 Fault-tolerant training runs several groups of ranks, each with ranks from 0 on, and so does a script that starts
 several programs. Each process took the next free attempt number of its rank. A restart begins after the process before
-it was last active; processes that were active at the same time are replicas. Ranks of replicas are numbered on: with
-two ranks each, ranks 2 and 3 are ranks 0 and 1 of the second replica.
+it was last active; processes that were active at the same time are replicas. Where a process names its replica group,
+the name decides, whenever it ran. Ranks of replicas are numbered on: with two ranks each, ranks 2 and 3 are ranks 0 and
+1 of the second replica.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Folders = Mapping[int, Sequence[tuple[int, Path]]]
+REPLICA_GROUP = "replica group "
+"""How a meeting begins that names the replica group of a fault-tolerant job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,18 @@ class _Team:
 
     members: dict[int, RankProcess] = field(default_factory=dict)
     generation: int = 0  # teams of the same ranks in this replica before it
+
+    @property
+    def group(self) -> str:
+        """The name of its replica group; empty where it names none."""
+        meeting = next(iter(self.members.values())).meeting
+        return meeting if meeting.startswith(REPLICA_GROUP) else ""
+
+    def fits(self, others: Sequence["_Team"]) -> bool:
+        """Say whether it is of the replica of other teams: of the same group by name, else never active with them."""
+        if self.group or any(other.group for other in others):
+            return all(other.group == self.group for other in others)
+        return not any(self.overlaps(other) for other in others)
 
     def overlaps(self, other: "_Team") -> bool:
         """Say whether a rank was active in both teams at the same time; a process that starts ranks is none of them."""
@@ -88,23 +103,23 @@ def _find_teams(processes: Iterable[RankProcess]) -> list[_Team]:
 
 
 def _assign_replicas(teams: Sequence[_Team]) -> list[list[_Team]]:
-    """Return the teams of each replica: one after the other, or of different ranks."""
+    """Return the teams of each replica: one after the other, or of different ranks; replicas by name, else by begin."""
     replicas: list[list[_Team]] = []
     for team in teams:
-        chosen = next((own for own in replicas if not any(team.overlaps(other) for other in own)), None)
+        chosen = next((own for own in replicas if team.fits(own)), None)
         if chosen is None:
             replicas.append(chosen := [])
         before = [other.generation for other in chosen if team.members.keys() & other.members.keys()]
         team.generation = max(before, default=-1) + 1
         chosen.append(team)
-    return replicas
+    return sorted(replicas, key=lambda own: (len(own[0].group), own[0].group))
 
 
 def describe_replicas(number: int, folders: Folders) -> str:
     """Return the caveat about the replicas of a run."""
     ranks_each = -(-(max(folders) + 1) // number)
     return (
-        f"replicas: {number} groups of ranks ran at the same time under the same numbers, as replicas of a "
+        f"replicas: {number} groups of ranks ran under the same numbers, as replicas of a "
         "fault-tolerant job or several programs do: they are numbered on, so that "
         f"rank {ranks_each} is rank 0 of the second"
     )

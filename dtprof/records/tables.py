@@ -435,3 +435,4 @@ class Manifest:
     notes: tuple[str, ...] = ()
     imported: str = ""  # the format of the files that the run was imported from; empty: it was recorded
     cannot_tell: tuple[str, ...] = ()  # of an imported run: what its format lacks; the subject, a colon, the reason
+    replicas: int = 1  # groups of ranks that ran under the same numbers

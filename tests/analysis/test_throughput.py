@@ -127,6 +127,15 @@ def test_steps_before_the_first_ids_have_none_where_their_samples_are_known() ->
     assert found.samples_per_s_of_steps == pytest.approx([100] * 7)
 
 
+def test_optimizers_that_step_in_turn_have_the_mean_of_their_steps() -> None:
+    # An actor's step is given 640 tokens, the critic's step none: 320 a step, 3,200 a second.
+    summary = job([[(640, 10), (0, 0)] * 4])
+    found = throughput(summary)
+    assert (found.tokens_per_step, found.samples_per_step) == (320, 5)
+    assert found.tokens_per_s == pytest.approx(3200)
+    assert caveats(summary)[0].startswith("tokens_per_s: 3 of 7 steps were given none")
+
+
 def test_text_and_json_have_both_rates() -> None:
     summary = job([SAME] * 4)
     assert "throughput  25,600 tokens/s, 2,560 a step; 400 samples/s" in summary_text(summary)

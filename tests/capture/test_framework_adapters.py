@@ -1,4 +1,4 @@
-"""Adapters of Megatron-Core, DeepSpeed and FairScale, on modules by hand that have the names that these rely on."""
+"""Adapters of Megatron-Core, DeepSpeed, FairScale, torchft and RPC, on modules by hand with the names they rely on."""
 
 import json
 import sys
@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from dtprof.analysis.memory.memory_formulas import ModelShare, compare_with_formula
+from dtprof.capture.frameworks import FRAMEWORKS, Adapter
+from dtprof.capture.frameworks import attribution as of_attribution
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.deepspeed_hooks import DeepSpeed
 from dtprof.capture.frameworks.fairscale_hooks import FairScale
 from dtprof.capture.frameworks.megatron_hooks import Megatron
+from dtprof.capture.frameworks.rpc_hooks import RemoteCalls
+from dtprof.capture.frameworks.torchft_hooks import TorchFt
+from dtprof.capture.group_descriptions import name_of
+from dtprof.records.axis_names import axis_of
 
 F, B = "pp_forward", "pp_backward"
 
@@ -224,6 +230,78 @@ def test_zero_of_deepspeed_is_recorded_with_the_group_that_it_shards_over(
     DeepSpeedEngine(3, group("0", 0, 8))
     assert [(entry["scheme"], entry["shards"]) for entry in recorder.of("sharding")] == [("none", 4), ("zero3", 8)]
     assert [(entry["group"], entry["axis"]) for entry in recorder.of("axis")] == [("1", "dp"), ("0", "dp")]
+
+
+# ---- torchft -------------------------------------------------------------------------------------------------------
+
+
+def test_groups_of_torchft_are_described_as_joining_replicas(
+    attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    made = SimpleNamespace(group_desc="")
+    made._set_group_desc = lambda description: setattr(made, "group_desc", description)
+
+    class ProcessGroupWrapper:
+        _pg: Any = None
+
+        def configure(self) -> None:
+            self._pg = made
+
+    modules("torchft.process_group", ProcessGroupWrapper=ProcessGroupWrapper)
+    TorchFt(attribution).install()
+    ProcessGroupWrapper().configure()
+    assert axis_of(made.group_desc) == "dp_replicate"
+
+
+def test_group_without_a_name_is_named_by_its_object() -> None:
+    class Unnamed:
+        @property
+        def group_name(self) -> str:
+            raise ValueError("ProcessGroup name not set")
+
+    assert name_of(Unnamed()).startswith("Unnamed 0x")
+
+
+# ---- RPC -----------------------------------------------------------------------------------------------------------
+
+
+def test_calls_of_rpc_are_phases_and_a_server_that_only_joins_leaves_a_log(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    api = modules("torch.distributed.rpc.api", rpc_sync=lambda: "answer", shutdown=lambda: None)
+    rpc = modules("torch.distributed.rpc", api=api, init_rpc=lambda: None, rpc_sync=api.rpc_sync)
+    RemoteCalls(attribution).install()
+    rpc.init_rpc()
+    assert rpc.rpc_sync() == "answer"
+    assert [name for name, *_ in recorder.spans] == ["phase:init_rpc", "phase:rpc_sync"]
+    assert recorder.num_open == 0
+
+
+# ---- names that are gone -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adapter", FRAMEWORKS)
+def test_adapter_whose_framework_moved_its_names_notes_so_and_breaks_nothing(
+    adapter: Callable[[Attribution], Adapter],
+    recorder: Recorder,
+    attribution: Attribution,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hooked = []
+
+    def import_empty(name: str, hook: Callable[[Any], object]) -> None:
+        hooked.append(name)
+        hook(ModuleType(name))
+
+    monkeypatch.setattr(of_attribution, "after_import", import_empty)
+    adapter(attribution).install()
+    attribution.labels()
+    notes = [note["text"] for note in recorder.of("note")]
+    assert 1 <= len(notes) == len(set(notes))
+    assert all(" has no " in note for note in notes)
+    assert all(any(name in note for note in notes) for name in hooked if not name.startswith("torch."))
+    assert capsys.readouterr() == ("", "")
 
 
 # ---- FairScale -------------------------------------------------------------------------------------------------------

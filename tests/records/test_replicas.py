@@ -1,5 +1,6 @@
 """Replicas of a job and its restarts, told apart by when processes were active and where they met."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.reader import open_run
 from dtprof.records.replicas import RankProcess, describe_replicas, separate_replicas
-from tests.builders import RankBuilder, write_run
+from tests.builders import WALL_CLOCK_NS, RankBuilder, write_run
 
 Row = tuple[int, int, str, int, int]  # rank, attempt, meeting, begin, end
 
@@ -57,7 +58,7 @@ def test_process_that_starts_the_ranks_is_no_replica_of_them() -> None:
 @pytest.mark.parametrize(("number", "first"), [(2, 2), (4, 1)])
 def test_sentence_names_the_first_rank_of_the_second_replica(number: int, first: int) -> None:
     sentence = describe_replicas(number, {rank: [] for rank in range(4)})
-    assert sentence.startswith(f"replicas: {number} groups of ranks ran at the same time")
+    assert sentence.startswith(f"replicas: {number} groups of ranks ran under the same numbers")
     assert f"rank {first} is rank 0 of the second" in sentence
 
 
@@ -77,3 +78,33 @@ def test_groups_of_a_replica_have_its_ranks(tmp_path: Path) -> None:
     assert (summary.world_size, summary.complete) == (4, True)
     assert any(text.startswith("replicas: 2 groups of ranks") for text in summary.cannot_tell)
     assert not any("restarted" in text for text in summary.cannot_tell)
+
+
+def test_named_replica_groups_are_replicas_also_where_one_ended_before_the_other_began() -> None:
+    rows: list[Row] = [(0, 0, "replica group 0", 0, 10), (0, 1, "replica group 1", 20, 30)]
+    assert separate(rows) == ({0: [(0, "0.0")], 1: [(0, "0.1")]}, 2)
+
+
+def test_programs_that_start_together_are_replicas_also_where_their_steps_are_not_at_the_same_time(
+    tmp_path: Path,
+) -> None:
+    builders = [RankBuilder(0, world_size=1, attempt=attempt, started_later_s=10 * attempt) for attempt in (0, 1)]
+    for pid, builder in enumerate(builders, 100):
+        builder.pid = pid
+        builder.op("barrier", 10, 20)
+    write_run(tmp_path, builders)
+    assert open_run(tmp_path).manifest.replicas == 1
+    # The second one began to import torch with the first one, and was slower.
+    row = {"pid": 101, "host": "host-a", "realtime_ns": WALL_CLOCK_NS - 1}
+    (tmp_path / "node-host-a").mkdir(exist_ok=True)
+    (tmp_path / "node-host-a" / "processes.jsonl").write_text(json.dumps(row) + "\n")
+    assert (open_run(tmp_path).manifest.replicas, sorted(open_run(tmp_path).folders)) == (2, [0, 1])
+
+
+def test_process_of_a_named_replica_group_that_overlaps_the_one_before_is_its_next_attempt() -> None:
+    rows: list[Row] = [
+        (0, 0, "replica group 0", 0, 10),
+        (0, 1, "replica group 1", 0, 30),
+        (0, 2, "replica group 0", 9, 30),
+    ]
+    assert separate(rows) == ({0: [(0, "0.0"), (1, "0.2")], 1: [(1, "0.1")]}, 2)

@@ -156,12 +156,17 @@ def measure_throughput(
     step_s = _durations(steps.values(), numbers) / 1e9
     tokens, samples = (consumption.of_steps.get(name, np.zeros(0)) for name in RATES)
     tokens_per_s, samples_per_s = (values / step_s if len(values) else values for values in (tokens, samples))
+    # Optimizers that step in turn (actor and critic, a GAN) make steps without a forward pass: a median would be 0.
+    idle = max(np.count_nonzero(values[np.argmax(values > 0) :] == 0) for values in (tokens, samples) if len(values))
+    middle = _mean if idle else _median
+    if idle:
+        caveats.append(f"{first}: {idle} of {len(numbers)} steps were given none: the mean is shown, not the median")
     return (
         Throughput(
-            tokens_per_s=_median(tokens_per_s),
-            samples_per_s=_median(samples_per_s),
-            tokens_per_step=_median(tokens),
-            samples_per_step=_median(samples),
+            tokens_per_s=middle(tokens, step_s),
+            samples_per_s=middle(samples, step_s),
+            tokens_per_step=middle(tokens),
+            samples_per_step=middle(samples),
             first_step=used.first,
             tokens_per_s_of_steps=tuple(tokens_per_s.tolist()),
             samples_per_s_of_steps=tuple(samples_per_s.tolist()),
@@ -220,8 +225,20 @@ def _ask_axis(sharing: Sharing) -> str:
     )
 
 
-def _median(values: Floats) -> float | None:
-    return float(np.nanmedian(values)) if len(values) else None
+def _median(values: Floats, of: Floats | float = 1.0) -> float | None:
+    """Return the median ratio."""
+    return float(np.nanmedian(values / of)) if len(values) else None
+
+
+def _mean(values: Floats, of: Floats | float = 1.0) -> float | None:
+    """Return the ratio of the sums, from one step that consumes up to the last one: of whole cycles of optimizers."""
+    consuming = np.flatnonzero(values)
+    if not len(consuming):
+        return None
+    cycles = slice(consuming[0], consuming[-1] if len(consuming) > 1 else None)
+    counted, divisor = values[cycles], np.broadcast_to(of, values.shape)[cycles]
+    known = ~np.isnan(divisor)
+    return float(counted[known].sum() / divisor[known].sum()) if known.any() else None
 
 
 def _sum_replicas(

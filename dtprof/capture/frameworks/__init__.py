@@ -4,6 +4,7 @@ One file a framework. Each waits for the framework's module to be imported, and 
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 from dtprof import fence
 from dtprof.capture.frameworks import device_meshes, labelled_calls, split_groups
@@ -16,9 +17,34 @@ from dtprof.capture.frameworks.fsdp_hooks import FullySharded
 from dtprof.capture.frameworks.fsdp_stream_waits import StreamWaits
 from dtprof.capture.frameworks.megatron_hooks import Megatron
 from dtprof.capture.frameworks.pipeline_hooks import Pipelines
+from dtprof.capture.frameworks.rpc_hooks import RemoteCalls
+from dtprof.capture.frameworks.torchft_hooks import TorchFt
 from dtprof.capture.recorder import Recorder
 
-FRAMEWORKS = (Pipelines, FullySharded, StreamWaits, DataParallel, TensorParallel, Megatron, DeepSpeed, FairScale)
+
+class Adapter(Protocol):
+    """What recognises a framework. It tells what it sees by `Attribution`, as far as the framework has it.
+
+    Axes by `declare_use`, sharding by `declare_sharding`, operations by `begin` and `around`, pipelines by
+    `PipelineActions`, phases by spans. Phases of optimizers, data loaders and checkpoints come from torch's.
+    """
+
+    def install(self) -> None:
+        """Wait for the job to import the framework."""
+
+
+FRAMEWORKS: tuple[Callable[[Attribution], Adapter], ...] = (
+    Pipelines,
+    FullySharded,
+    StreamWaits,
+    DataParallel,
+    TensorParallel,
+    RemoteCalls,
+    Megatron,
+    DeepSpeed,
+    FairScale,
+    TorchFt,
+)
 
 
 @fence.fenced("attribution to frameworks")

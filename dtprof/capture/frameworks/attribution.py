@@ -9,13 +9,14 @@ from typing import Any
 from dtprof import fence
 from dtprof.capture.attribution_labels import Describe, Labels
 from dtprof.capture.frameworks.imports import after_import, replace_copies
+from dtprof.capture.group_descriptions import name_of
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.string_entries import entry, timed_entry
 
 Begin = Callable[..., Any]
 End = Callable[[Any, bool], object]
 NOTHING = -1
-FRAMEWORKS_UPON_TORCH = ("megatron", "deepspeed", "fairscale")
+FRAMEWORKS_UPON_TORCH = ("megatron", "deepspeed", "fairscale", "torchft")
 """Packages with adapters of their own: a version that moved its names loses the adapter."""
 
 
@@ -75,11 +76,11 @@ class Attribution:
         if before is not None and before != NOTHING and self._labels is not None:
             self._labels.recorder.set_label(before)
 
-    def declare_use(self, group: str, axis: str, by: str) -> None:
-        """Write the axis of a group and who uses it so, once."""
-        labels = self.labels()
-        if labels is not None and labels.first_time(("axis", group, axis)):
-            labels.recorder.write_entry(entry("axis", group=group, axis=axis, by=by))
+    def declare_use(self, group: Any, axis: str, by: str) -> None:
+        """Write the axis of a group, given as such or by its name, and who uses it so, once."""
+        labels, name = self.labels(), group if isinstance(group, str) else name_of(group)
+        if labels is not None and labels.first_time(("axis", name, axis)):
+            labels.recorder.write_entry(entry("axis", group=name, axis=axis, by=by))
 
     def declare_sharding(self, scheme: str, group: Any, by: str) -> None:
         """Write over how many ranks a framework shards the model, and how: none, zero1, zero2, zero3."""

@@ -12,6 +12,7 @@ from typing import Any
 from dtprof import fence
 from dtprof.capture.attribution_labels import Description, Labels
 from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.capture.group_descriptions import name_of
 from dtprof.capture.string_entries import timed_entry
 
 CHECKED_FORWARDS = 4
@@ -87,7 +88,7 @@ class DataParallel:
             known = self._ids[ddp] = labels, self._num_ids
         data = ddp._get_ddp_logging_data()
         sizes = _numbers(data.get("rebuilt_bucket_sizes", "")) or _numbers(data.get("bucket_sizes", ""))
-        group = ddp.process_group.group_name
+        group = name_of(ddp.process_group)
         if labels.first_time(("ddp", known[1], sizes)):
             parameters = int(data.get("num_parameter_tensors", 0))
             labels.recorder.write_entry(

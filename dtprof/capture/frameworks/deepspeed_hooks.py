@@ -5,6 +5,7 @@ from typing import Any
 
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenAction, PipelineActions, PipelinePlan
+from dtprof.capture.group_descriptions import name_of
 
 _BY = "deepspeed"
 _INSTRUCTIONS = ("ForwardPass", "BackwardPass")
@@ -32,7 +33,7 @@ class DeepSpeed:
         # ZeRO-3 shards over the default group unless it is given one, whatever group the engine has.
         given = getattr(engine.optimizer, "dp_process_group", None)
         group = given if given is not None else engine.seq_data_parallel_group or engine.data_parallel_group
-        self._attribution.declare_use(group.group_name, "dp", _BY)
+        self._attribution.declare_use(group, "dp", _BY)
         stage = engine.zero_optimization_stage()
         self._attribution.declare_sharding(f"zero{stage}" if stage else "none", group, _BY)
 
@@ -63,7 +64,7 @@ class DeepSpeed:
                 num_stages=engine.num_stages,
                 stages=(engine.stage_id,),
                 microbatches=pipe_schedule.micro_batches,
-                group=group.group_name,
+                group=name_of(group),
                 group_rank=engine.stage_id,
                 group_size=engine.num_stages,
             ),

@@ -29,5 +29,5 @@ class FairScale:
         self._attribution.after(getattr(module, name), "__init__", functools.partial(self._see, group, scheme))
 
     def _see(self, group: str, scheme: str, _: Any, created: Any, *__: Any, **___: Any) -> None:
-        self._attribution.declare_use(getattr(created, group).group_name, "dp", _BY)
+        self._attribution.declare_use(getattr(created, group), "dp", _BY)
         self._attribution.declare_sharding(scheme, getattr(created, group), _BY)

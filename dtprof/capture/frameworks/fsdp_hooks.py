@@ -71,7 +71,7 @@ class FullySharded:
         for group, axis in ((shard, "dp_shard"), (replicate, "dp_replicate")):
             if group is not None:
                 both = shard is not None and replicate is not None
-                self._attribution.declare_use(group.group_name, axis if both else "dp", _BY)
+                self._attribution.declare_use(group, axis if both else "dp", _BY)
 
     def _begin_unshard(self, param_group: Any, *_: Any, **__: Any) -> int:
         return self._attribution.begin(_all_gather, param_group._module_fqn or "")

@@ -6,6 +6,7 @@ from typing import Any
 
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenAction, PipelineActions, PipelinePlan
+from dtprof.capture.group_descriptions import name_of
 
 _BY = "megatron.core.pipeline_parallel"
 _SCHEDULES = {
@@ -51,7 +52,7 @@ class Megatron:
                 num_stages=chunks * group.size(),
                 stages=tuple(range(group.rank(), chunks * group.size(), group.size())),
                 microbatches=num_microbatches,
-                group=group.group_name,
+                group=name_of(group),
                 group_rank=group.rank(),
                 group_size=group.size(),
             ),

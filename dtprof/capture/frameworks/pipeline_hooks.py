@@ -7,6 +7,7 @@ from typing import Any
 from dtprof.capture.attribution_labels import Description, Labels
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.pipeline_actions import OpenAction, PipelineActions, PipelinePlan
+from dtprof.capture.group_descriptions import name_of
 from dtprof.records import events
 
 _SETUP = ("_initialize_stage", "_initialize_stages")
@@ -169,7 +170,7 @@ def _group_name(group: Any) -> str:
     """Return the name of a group, for None of the default group."""
     import torch.distributed.distributed_c10d as c10d
 
-    return str((group or c10d._get_default_group()).group_name)
+    return name_of(group or c10d._get_default_group())
 
 
 def _sources(ops: Sequence[Any], infos: Sequence[Any], neighbour: int) -> list[int]:

@@ -15,6 +15,7 @@ from dtprof.analysis.results import (
     CriticalPathResult,
     PipelineResult,
     RankResult,
+    Recovery,
     SmallMessages,
     StragglerResult,
     Summary,
@@ -45,6 +46,14 @@ MAX_RANKS = 8
 MAX_COLLECTIVES = 5
 EXIT_WORDS = {"unknown": NO_EXIT_RECORD}
 _PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoint": "ckpt", "optimizer": "optim"}
+
+_OF_LAYERS = ("tp", "sp", "cp", "ep", "mp")
+"""Axes along which each operation is between two computations of a layer."""
+_LARGER = {
+    "ddp": "buckets of DDP with a larger bucket_cap_mb are fewer",
+    "fsdp": "larger modules given to FSDP need fewer",
+}
+"""What makes fewer, larger operations, by the framework that issues them."""
 
 
 def summary_text(summary: Summary) -> str:
@@ -91,7 +100,8 @@ def summary_text(summary: Summary) -> str:
 def _job_lines(summary: Summary) -> list[str]:
     command = " ".join(map(shlex.quote, summary.command)) or summary.run
     on_hosts = f" on {plural(len(summary.hosts), 'host')}" if summary.hosts else ""  # unknown of some imported runs
-    parts = [f"{plural(summary.world_size, 'rank')}{on_hosts}"]
+    in_replicas = f" in {summary.replicas} replicas" if summary.replicas > 1 else ""
+    parts = [f"{plural(summary.world_size, 'rank')}{in_replicas}{on_hosts}"]
     parts += [summary.backend] if summary.backend else []
     parts += [f"torch {summary.torch}"] if summary.torch else []
     parts += [f"{format_ns(summary.wall_ns)} recorded"] if summary.wall_ns else []
@@ -103,7 +113,21 @@ def _job_lines(summary: Summary) -> list[str]:
     lines += labelled("records", f"{plural(summary.events, 'event')}{hook}, {state}")
     if exits := _exits(summary.ranks):
         lines += labelled("ended", exits)
+    if summary.recoveries:
+        lines += labelled("recovery", _recovered(summary.recoveries))
     return lines
+
+
+def _recovered(recoveries: Sequence[Recovery]) -> str:
+    """Return how much time restarts took."""
+    known = [recovery.lost_ns for recovery in recoveries if recovery.lost_ns is not None]
+    who = {recovery.replica for recovery in recoveries}
+    what = "the job" if who == {None} else f"replica {next(iter(who))}" if len(who) == 1 else f"{len(who)} replicas"
+    text = f"{what} restarted {plural(len(recoveries), 'time')}"
+    if known:
+        text += f": {format_ns(sum(known))} from the last record before to the first step after"
+    lacking = len(recoveries) - len(known)
+    return text + (f"; of {lacking} not known" if lacking else "")
 
 
 def _exits(ranks: Sequence[RankResult]) -> str:
@@ -312,7 +336,7 @@ def _small_message_lines(rows: Sequence[SmallMessages]) -> list[str]:
     worst = rows[0]
     text = (
         f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} "
-        f"block the program for {format_ns(worst.exposed_ns_per_step)}: merge them"
+        f"block the program for {format_ns(worst.exposed_ns_per_step)}: {_joined(worst)}"
     )
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
     return labelled("messages", text + more)
@@ -321,6 +345,15 @@ def _small_message_lines(rows: Sequence[SmallMessages]) -> list[str]:
 def _format_rate(count_per_step: float) -> str:
     """Return how many there are a step; of less than one, the share."""
     return f"{count_per_step:.0f}" if count_per_step >= 1 else f"{count_per_step:.2g}"
+
+
+def _joined(row: SmallMessages) -> str:
+    """Return what to change: the program issues the operations, or the layers of the axis or a framework need them."""
+    if row.axis in _OF_LAYERS:
+        return f"each layer needs its own; a larger batch a rank, or fewer ranks along {row.axis}, carries more in each"
+    if row.api is None or row.api in CALLS:
+        return "merge them"
+    return _LARGER.get(row.api, f"{row.api} issues them; its options may make fewer, larger ones")
 
 
 def _issued_together(api: str | None) -> str:

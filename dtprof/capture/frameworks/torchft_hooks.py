@@ -1,0 +1,33 @@
+"""Record what the groups of torchft are for: they join the replicas of a fault-tolerant job, and torch names none."""
+
+from typing import Any
+
+from dtprof.capture.frameworks.attribution import Attribution
+
+_MODULE = "torchft.process_group"
+DESCRIPTION = "dp_replicate"
+"""What torch would be told of a group along this axis; torchft tells it nothing."""
+
+
+class TorchFt:
+    """Hooks into the process groups that torchft makes anew for each quorum."""
+
+    def __init__(self, attribution: Attribution) -> None:
+        """Attribute operations through `attribution`."""
+        self._attribution = attribution
+
+    def install(self) -> None:
+        """Wait for the job to import torchft."""
+        self._attribution.after_import(_MODULE, self._hook)
+
+    def _hook(self, module: Any) -> None:
+        wrapper = module.ProcessGroupWrapper
+        if self._attribution.has_all(wrapper, ("configure",)):
+            self._attribution.after(wrapper, "configure", self._describe)
+
+    @staticmethod
+    def _describe(_: None, wrapper: Any, *__: Any, **___: Any) -> None:
+        group = wrapper._pg
+        # The name stays empty: torch keeps a list of names. The description is read by people and profilers only.
+        if group is not None and not hasattr(group, "configure") and not group.group_desc:
+            group._set_group_desc(DESCRIPTION)
