@@ -181,13 +181,15 @@ def _find_files(url: str) -> remote.RemoteFiles:
 
 def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str = "") -> Run:
     """Open a run directory; names of the folders of ranks where they are not there yet."""
+    # Before all else: it refuses a path that is no run.
+    attempts = _find_rank_folders(path) if rank_folders is None else _by_rank(path / name for name in rank_folders)
     of_processes: list[str] = []
     nodes = sorted(path.glob("node-*"))
     processes = [row for node in nodes for row in json_lines(node / paths.PROCESSES, of_processes)]
     folders, replicas = (
-        separate_replicas(_find_rank_folders(path), functools.partial(_read_process, _started(processes)))
+        separate_replicas(attempts, functools.partial(_read_process, _started(processes)))
         if rank_folders is None
-        else (_by_rank(path / name for name in rank_folders), 1)
+        else (attempts, 1)
     )
     problems: list[str] = []
     document = _read_document(path / paths.MANIFEST, problems)

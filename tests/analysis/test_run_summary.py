@@ -114,6 +114,8 @@ def test_a_missing_rank_is_named_and_the_others_are_analysed() -> None:
 
 def test_only_the_last_attempt_of_a_restarted_job_is_used() -> None:
     first, second = train(2, num_steps=9), train(2, num_steps=3)
+    for rank in first:
+        rank.closed = False
     for rank in second:
         rank.attempt = 1
     summary = summarise(MemoryRun([*first, second[0], second[1]]))
