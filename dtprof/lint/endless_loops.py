@@ -1,12 +1,10 @@
 """Loops that cannot end by themselves, such as `while True: pass` and `while not done: n += 1`, read from source."""
 
 import ast
-import tokenize
 from pathlib import Path
 
-from dtprof.lint.sources import MAX_BYTES
+from dtprof.lint.sources import SCOPES, UNREADABLE, read_tree
 
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 WAYS_OUT = (
     ast.Break,
     ast.Return,
@@ -28,13 +26,9 @@ def find_endless_loop(file: str, line: int) -> int | None:
     Its condition is constant, or reads only names that the loop never binds, and nothing in it calls, raises or leaves.
     Another thread or a signal may still end it: its own thread only waits for that.
     """
-    path = Path(file)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            return None
-        with tokenize.open(path) as text:
-            tree = ast.parse(text.read())
-    except (OSError, SyntaxError, ValueError):  # no source, as in a frozen program, or not that of this Python
+        tree, _ = read_tree(Path(file))
+    except UNREADABLE:  # no source, as in a frozen program, or not that of this Python
         return None
     around = [node for node in ast.walk(tree) if isinstance(node, ast.While) and _holds(node, line)]
     return next((loop.lineno for loop in around if _is_endless(loop) and not _in_inner_scope(loop, line)), None)

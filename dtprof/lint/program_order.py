@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtprof.lint.sources import SCOPES, last_name, read_tree
+
 _BODIES = ("body", "orelse", "finalbody")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +23,11 @@ def read_places(path: Path) -> dict[int, ProgramPlace]:
     """Return the places of all statements of a file, by each of their lines.
 
     Raises:
-        OSError: it cannot be read.
-        SyntaxError, ValueError, RecursionError, MemoryError: it cannot be parsed.
+        OSError, SyntaxError, ValueError, RecursionError, MemoryError: as of `read_tree`.
     """
     places: dict[int, ProgramPlace] = {}
-    _take(ast.parse(path.read_bytes()).body, ProgramPlace(in_loop=False, following=frozenset()), places)
+    tree, _ = read_tree(path)
+    _take(tree.body, ProgramPlace(in_loop=False, following=frozenset()), places)
     return places
 
 
@@ -35,7 +36,7 @@ def _take(statements: list[ast.stmt], after: ProgramPlace, places: dict[int, Pro
     following = after.following
     for statement in reversed(statements):
         place = ProgramPlace(in_loop=after.in_loop, following=following)
-        if isinstance(statement, _SCOPES):
+        if isinstance(statement, SCOPES):
             inside = ProgramPlace(in_loop=False, following=frozenset())
         elif isinstance(statement, _LOOPS):
             inside = ProgramPlace(in_loop=True, following=frozenset())
@@ -45,7 +46,7 @@ def _take(statements: list[ast.stmt], after: ProgramPlace, places: dict[int, Pro
             places[line] = place
         for body in _bodies(statement):
             _take(body, inside, places)
-        if not isinstance(statement, _SCOPES):
+        if not isinstance(statement, SCOPES):
             following |= frozenset(_calls(statement))
 
 
@@ -60,4 +61,4 @@ def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
 def _calls(statement: ast.stmt) -> Iterator[tuple[str, int]]:
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
-            yield node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id, node.lineno
+            yield last_name(node.func), node.lineno

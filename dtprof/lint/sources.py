@@ -5,6 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+"""Nodes whose bodies do not run where they are defined."""
+UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
+"""Exceptions of `read_tree`: no file, no source that this Python can parse, or one nested too deeply."""
 MAX_BYTES = 5_000_000
 _MAX_HOPS = 8
 
@@ -124,8 +128,8 @@ class Program:
         return None
 
 
-def parse(path: Path) -> Module:
-    """Parse a file.
+def read_tree(path: Path) -> tuple[ast.Module, bytes]:
+    """Return the syntax tree of a file, and its bytes.
 
     Raises:
         OSError: it cannot be read.
@@ -135,7 +139,16 @@ def parse(path: Path) -> Module:
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES // 1_000_000} MB")
     data = path.read_bytes()
-    tree = ast.parse(data, str(path))
+    return ast.parse(data, str(path)), data
+
+
+def parse(path: Path) -> Module:
+    """Parse a file into its imports, functions and classes.
+
+    Raises:
+        OSError, SyntaxError, ValueError, RecursionError, MemoryError: as of `read_tree`.
+    """
+    tree, data = read_tree(path)
     module = Module(path=path, name=_module_name(path), text=data.decode("utf-8", "replace"))
     is_package = path.stem == "__init__"
     for node in ast.walk(tree):

@@ -2,10 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.attempts import MAX_ATTEMPTS, Attempt, judge, remember
@@ -23,6 +23,8 @@ from dtprof.session.process_liveness import is_alive
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
+
+_Fact = TypeVar("_Fact")
 
 
 def diagnose_run(
@@ -88,8 +90,8 @@ def _diagnose_attempts(
         reads,
         _observe(run, reads, is_stalled=is_stalled),
         summarise=summarise,
-        find_handlers=lambda file: _find_handlers(Path(file), run),
-        find_places=lambda file: _find_places(Path(file), run),
+        find_handlers=lambda file: _read_source(Path(file), run, _read_handlers),
+        find_places=lambda file: _read_source(Path(file), run, _read_places),
     )
     last = judge(merge([evidence, *beside]))
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
@@ -141,33 +143,32 @@ def _summarise(run: reader.Run, executor: Executor) -> "Summary":
     return summarise(run, executor)
 
 
-def _is_unchanged(file: Path, run: reader.Run) -> bool:
-    """Say whether a source file is as it was when the job started."""
-    return file.suffix == ".py" and file.is_file() and file.stat().st_mtime_ns < run.manifest.started_realtime_ns
+def _read_source(file: Path, run: reader.Run, read: Callable[[Path], Mapping[int, _Fact]]) -> Mapping[int, _Fact]:
+    """Return facts of a source file by line; none where it cannot be read, or changed since the job started."""
+    from dtprof.lint.sources import UNREADABLE
+
+    try:
+        is_unchanged = file.is_file() and file.stat().st_mtime_ns < run.manifest.started_realtime_ns
+        return read(file) if file.suffix == ".py" and is_unchanged else {}
+    except UNREADABLE:
+        return {}
 
 
-def _find_places(file: Path, run: reader.Run) -> dict[int, facts.SourcePlace]:
-    """Return the places of the statements of a source file that is as it was when the job started."""
+def _read_places(file: Path) -> dict[int, facts.SourcePlace]:
+    """Return the places of the statements of a source file."""
     from dtprof.lint.program_order import read_places
 
-    try:
-        places = read_places(file) if _is_unchanged(file, run) else {}
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
-    return {line: facts.SourcePlace(in_loop=place.in_loop, following=place.following) for line, place in places.items()}
+    return {
+        line: facts.SourcePlace(in_loop=place.in_loop, following=place.following)
+        for line, place in read_places(file).items()
+    }
 
 
-def _find_handlers(file: Path, run: reader.Run) -> dict[int, facts.Handler]:
-    """Return the exception handlers around collectives of a source file that is as it was when the job started."""
+def _read_handlers(file: Path) -> dict[int, facts.Handler]:
+    """Return the exception handlers around the collectives of a source file."""
     from dtprof.lint.linting import calls_in_handlers
 
-    try:
-        if not _is_unchanged(file, run):
-            return {}
-        calls = calls_in_handlers(file)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return {}
     return {
         call.place.line: facts.Handler(text=call.handler.text, line=call.handler.line, call=call.place.text)
-        for call in calls
+        for call in calls_in_handlers(file)
     }

@@ -1,12 +1,13 @@
 """A rank made the call of its peers on the handle of another group."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, explain, group_words, rank_list, wait_words
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
 from dtprof.diagnosis.rules import argument_mismatch
 from dtprof.job.groups import GroupId
@@ -50,16 +51,30 @@ def _comes_next(job: JobState, rank: int, operation: Operation) -> bool:
     return bool(following) and following.count(operation.group) * 2 > len(following)
 
 
+def _blocking_collectives(job: JobState) -> dict[int, Operation]:
+    """Return the collective that each rank waits in."""
+    return {rank: own[0].operation for rank, own in job.waits.items() if not own[0].operation.p2p}
+
+
+def _awaited_members(job: JobState, operations: dict[int, Operation]) -> Iterator[tuple[Operation, RankState]]:
+    """Yield the members that have not issued these operations, the earliest operation first."""
+    for operation in sorted(operations.values(), key=lambda operation: operation.issued_ns):
+        for rank in operation.group.ranks:
+            member = job.ranks.get(rank)
+            if member is not None and member.counts.get((operation.group, False), 0) <= operation.seq:
+                yield operation, member
+
+
 def explain_mismatch(case: Case, mismatch: Finding) -> Iterator[Finding]:
     """Give the finding for a rank whose peers wait for it in a call that it made on another group, where it misfits."""
-    everyone = {rank: own[0].operation for rank, own in case.job.waits.items() if not own[0].operation.p2p}
+    everyone = _blocking_collectives(case.job)
     if (wrong := find_call_of_absent(case.job, everyone, everyone)) is not None:
         yield explain(wrong, mismatch)
 
 
 def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
     """Give the finding for a rank that waits for ranks that ended in a call that its peers made on another group."""
-    everyone = {rank: own[0].operation for rank, own in case.job.waits.items() if not own[0].operation.p2p}
+    everyone = _blocking_collectives(case.job)
     if (wrong := find_wrong_call(case.job, everyone, everyone)) is not None:
         yield explain(wrong, left)
 
@@ -69,16 +84,12 @@ def explain_absence(case: Case, cause: Finding) -> Iterator[Finding]:
 
     torch leaves such a call out with a warning, so that the rank goes on without it.
     """
-    everyone = {rank: own[0].operation for rank, own in case.job.waits.items() if not own[0].operation.p2p}
-    for operation in sorted(everyone.values(), key=lambda operation: operation.issued_ns):
-        for rank in operation.group.ranks:
-            own = case.job.ranks.get(rank)
-            if own is None or own.counts.get((operation.group, False), 0) > operation.seq:
-                continue
-            site = next((site for _, site in own.outside_calls if _is_line_of(operation, site)), None)
-            if site is not None:
-                yield explain(_outside_finding(case.job, rank, site, operation, everyone), cause)
-                return
+    everyone = _blocking_collectives(case.job)
+    for operation, member in _awaited_members(case.job, everyone):
+        site = next((site for _, site in member.outside_calls if _is_line_of(operation, site)), None)
+        if site is not None:
+            yield explain(_outside_finding(case.job, member.rank, site, operation, everyone), cause)
+            return
 
 
 def _is_line_of(operation: Operation, site: Site) -> bool:
@@ -86,21 +97,35 @@ def _is_line_of(operation: Operation, site: Site) -> bool:
 
 
 def _outside_finding(job: JobState, rank: int, site: Site, meant: Operation, everyone: dict[int, Operation]) -> Finding:
+    finding = _finding(
+        job,
+        rank,
+        meant,
+        everyone,
+        summary=f"Rank {rank} called {meant.op} on a group that it is no member of, where its peers use "
+        f"{group_words(job.group(meant.group))}: torch leaves the call out with a warning.",
+        confidence=0.9,
+    )
+    waiting = wait_words(finding.waiting_ranks)
+    return replace(finding, culprit_call_sites={rank: site}, evidence=(f"{waiting} in {operation_words(job, meant)}",))
+
+
+def _finding(
+    job: JobState, rank: int, meant: Operation, everyone: dict[int, Operation], *, summary: str, confidence: float
+) -> Finding:
+    """Return the finding for a rank that did not make the operation meant, for which its peers wait."""
     waiting = {r: o for r, o in everyone.items() if r != rank}
     return Finding(
         kind="wrong-group",
-        summary=f"Rank {rank} called {meant.op} on a group that it is no member of, where its peers use "
-        f"{group_words(job.group(meant.group))}: torch leaves the call out with a warning.",
+        summary=summary,
         culprit_ranks=(rank,),
         waiting_ranks=tuple(sorted(waiting)),
-        confidence=0.9,
+        confidence=confidence,
         group=job.group(meant.group),
         op=meant.op,
         seq=meant.seq,
         step=meant.step,
         call_sites=call_sites(waiting),
-        culprit_call_sites={rank: site},
-        evidence=(f"{wait_words(tuple(sorted(waiting)))} in {operation_words(job, meant)}",),
         advice=("Pass the same group as the other ranks do at this line.",),
     )
 
@@ -112,22 +137,19 @@ def find_call_of_absent(
 
     Peers wait at a line for a rank whose newest call of that line was made on a group that it never took there before.
     """
-    for operation in sorted(operations.values(), key=lambda operation: operation.issued_ns):
-        for rank in operation.group.ranks:
-            own = job.ranks.get(rank)
-            if own is None or operation.site is None or own.counts.get((operation.group, False), 0) > operation.seq:
-                continue
-            *before, newest = [o for o in own.operations if (o.site, o.op) == (operation.site, operation.op)] or [
-                operation
-            ]
-            if (
-                len(before) > 1
-                and (newest.done or (newest.failed and _was_met(job, rank, newest)))
-                and newest.group != operation.group
-                and {o.group for o in before} == {operation.group}
-            ):
-                usual = {r: o for r, o in everyone.items() if (o.group, o.seq) == (operation.group, operation.seq)}
-                return _wrong_finding(job, rank, newest, usual, everyone)
+    for operation, member in _awaited_members(job, operations):
+        if operation.site is None:
+            continue
+        here = (operation.site, operation.op)
+        *before, newest = [o for o in member.operations if (o.site, o.op) == here] or [operation]
+        if (
+            len(before) > 1
+            and (newest.done or (newest.failed and _was_met(job, member.rank, newest)))
+            and newest.group != operation.group
+            and {o.group for o in before} == {operation.group}
+        ):
+            usual = {r: o for r, o in everyone.items() if (o.group, o.seq) == (operation.group, operation.seq)}
+            return _wrong_finding(job, member.rank, newest, usual, everyone)
     return None
 
 
@@ -142,26 +164,24 @@ def _wrong_finding(
 ) -> Finding:
     """Return the finding for a rank that made a call on another group than the peers that wait for it."""
     meant = next(iter(usual.values()))
-    waiting = {r: o for r, o in everyone.items() if r != rank}
-    return Finding(
-        kind="wrong-group",
+    finding = _finding(
+        job,
+        rank,
+        meant,
+        everyone,
         summary=f"Rank {rank} made {operation_words(job, mine)}, where its peers use "
         f"{group_words(job.group(meant.group))}.",
-        culprit_ranks=(rank,),
-        waiting_ranks=tuple(sorted(waiting)),
         confidence=0.85,
-        group=job.group(meant.group),
-        op=mine.op,
-        seq=meant.seq,
+    )
+    return replace(
+        finding,
         step=mine.step,
-        call_sites=call_sites(waiting),
         culprit_call_sites=call_sites({rank: mine}),
         evidence=(
             f"this line is one of {group_words(job.group(meant.group))} on {rank_list(tuple(usual))}; with "
             f"{group_words(job.group(mine.group))} it was never used before",
             f"{wait_words(tuple(sorted(usual)))} in {operation_words(job, meant)}",
         ),
-        advice=("Pass the same group as the other ranks do at this line.",),
     )
 
 

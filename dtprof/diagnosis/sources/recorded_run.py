@@ -75,7 +75,7 @@ def collect(
     host: HostState,
     *,
     summarise: Callable[[], "Summary"] | None,
-    find_handlers: Callable[[str], dict[int, facts.Handler]],
+    find_handlers: Callable[[str], Mapping[int, facts.Handler]],
     find_places: Callable[[str], Mapping[int, facts.SourcePlace]],
 ) -> facts.JobState:
     """Return the evidence of the newest attempt of a run.
