@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -60,20 +60,16 @@ def attribution(recorder: Recorder) -> Attribution:
 
 
 @pytest.fixture
-def modules() -> Iterator[Callable[..., Any]]:
-    """Give what makes a module that can be imported, for the time of the test."""
-    made = []
+def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that makes a module importable until the end of the test; one that was there comes back."""
 
     def make(name: str, **members: Any) -> Any:
         module = ModuleType(name)
         vars(module).update(members)
-        sys.modules[name] = module
-        made.append(name)
+        monkeypatch.setitem(sys.modules, name, module)
         return module
 
-    yield make
-    for name in made:
-        del sys.modules[name]
+    return make
 
 
 def group(name: str, rank: int, size: int) -> Any:
