@@ -59,11 +59,11 @@ def interpreter(python: str) -> str | None:
     homes = sorted(Path.home().glob(f".pyenv/versions/{python}.*/bin/python{python}"))
     for candidate in (*map(str, homes), shutil.which(f"python{python}"), sys.executable):
         if candidate is not None:
-            told = subprocess.run(
+            version = subprocess.run(
                 [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
-            if told.stdout.strip() == python:
+            if version.stdout.strip() == python:
                 return candidate
     return None
 
@@ -97,15 +97,15 @@ def tag_for(python: str, torch: Path) -> str:
     """Return the tag of a hook, as an interpreter of that version says it."""
     code = "import sys; sys.path[:0] = [sys.argv[1]]; from dtprof.capture.native import build; "
     code += "from pathlib import Path; print(build.prebuilt_tag(Path(sys.argv[2]), sys.argv[3]) or '')"
-    told = subprocess.run(
+    tag = subprocess.run(
         [python, "-c", code, str(REPOSITORY), str(torch), torch_version(torch)],
         capture_output=True,
         text=True,
         check=True,
     )
-    if not told.stdout.strip():
-        raise WheelError(f"torch {torch_version(torch)} is no release of which a prebuilt hook could be told")
-    return told.stdout.strip()
+    if not tag.stdout.strip():
+        raise WheelError(f"torch {torch_version(torch)} is no release: a prebuilt hook for it could not be recognised")
+    return tag.stdout.strip()
 
 
 def compile_hook(python: str, torch: Path, library: Path) -> None:
@@ -247,8 +247,8 @@ def make_packages(dist: Path, prebuilt: Path) -> list[Path]:
             for name in (library.name, build.CHECKSUM):
                 shutil.copyfile(library.with_name(name), place / name)
         (about,) = unpacked.glob("*.dist-info/WHEEL")
-        told = about.read_text(encoding="utf-8").replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
-        about.write_text(told.replace("Tag: py3-none-any", f"Tag: py3-none-{PLATFORM}"), encoding="utf-8")
+        metadata = about.read_text(encoding="utf-8").replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
+        about.write_text(metadata.replace("Tag: py3-none-any", f"Tag: py3-none-{PLATFORM}"), encoding="utf-8")
         run(python, "-m", "wheel", "pack", "-d", str(dist), str(unpacked), SOURCE_DATE_EPOCH=EPOCH)
     return sorted([*dist.glob("dtprof-*.whl"), *dist.glob("dtprof-*.tar.gz")])
 

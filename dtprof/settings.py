@@ -21,12 +21,14 @@ class Setting:
     help: str
 
 
+RUNS = "dtprof-runs"
+"""Folder of runs, in the working directory, where no other is named."""
 OUTPUT = Setting(
     option="--output",
     env="DTPROF_OUTPUT",
     default="",
     metavar="DIR",
-    help="run directory to create (default: dtprof-runs/DATE-TIME-NAME)",
+    help=f"run directory to create (default: {RUNS}/DATE-TIME-NAME)",
 )
 MAX_LOG_MB = Setting(
     option="--max-log-mb",

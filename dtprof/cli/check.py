@@ -1,6 +1,7 @@
 """`dtprof check`: check a run against thresholds, for continuous integration."""
 
 import argparse
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dtprof.cli import engine_options
 from dtprof.cli.next_command import say_next
-from dtprof.cli.typed_quantities import parse_milliseconds, parse_rate, parse_share, parse_size
+from dtprof.cli.typed_quantities import parse_milliseconds, parse_number, parse_share, parse_size
 from dtprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,16 +42,18 @@ class _Option(NamedTuple):
         return self.name.startswith("--min-")
 
 
+_parse_rate = functools.partial(parse_number, example="25000")
+
 OPTIONS = (
     _Option("--max-step-ms", "step_ns", "MS", parse_milliseconds, "step time, mean over measured steps and ranks"),
     _Option(
         "--min-tokens-per-s",
         "tokens_per_s",
         "N",
-        parse_rate,
+        _parse_rate,
         "tokens per second of the whole job, over the measured steps",
     ),
-    _Option("--min-samples-per-s", "samples_per_s", "N", parse_rate, "samples per second of the whole job"),
+    _Option("--min-samples-per-s", "samples_per_s", "N", _parse_rate, "samples per second of the whole job"),
     _Option(
         "--max-exposed",
         "exposed_fraction",

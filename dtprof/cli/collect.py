@@ -7,9 +7,10 @@ from pathlib import Path
 from dtprof import settings
 from dtprof.cli.parsers import output_path
 from dtprof.cli.ports import parse_port
+from dtprof.cli.typed_quantities import parse_number
 from dtprof.errors import UsageError
 
-DEFAULT_STORE = "dtprof-runs"
+MOST_GB = 1e9
 EPILOG = """\
 examples:
   dtprof collect -o /var/lib/dtprof --listen 0.0.0.0:8266 --tls-cert cert.pem --tls-key key.pem
@@ -32,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=EPILOG,
     )
     parser.add_argument(
-        "-o", "--output", type=output_path, metavar="FOLDER", help=f"folder of runs (default: {DEFAULT_STORE})"
+        "-o", "--output", type=output_path, metavar="FOLDER", help=f"folder of runs (default: {settings.RUNS})"
     )
     parser.add_argument(
         "--listen", default="127.0.0.1:8266", metavar="ADDRESS:PORT", help="where to listen (default: %(default)s)"
@@ -74,10 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--listen is {arguments.listen!r}; expected ADDRESS:PORT, for example 0.0.0.0:8266")
     serve_collector(
         CollectorSettings(
-            store=arguments.output or Path(DEFAULT_STORE),
+            store=arguments.output or Path(settings.RUNS),
             host=host,
             port=parse_port(port, option="--listen", example=8266),
-            max_gb=_gigabytes(arguments.max_gb),
+            max_gb=parse_number("--max-gb", arguments.max_gb, example="500", below=MOST_GB)
+            if arguments.max_gb is not None
+            else 0.0,
             certificate=arguments.tls_cert,
             key=arguments.tls_key,
             is_plain=arguments.plain,
@@ -86,15 +89,3 @@ def run(arguments: argparse.Namespace) -> int:
         announce=lambda address: print(address, flush=True),
     )
     return 0
-
-
-def _gigabytes(text: str | None) -> float:
-    if text is None:
-        return 0.0
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise UsageError(f"--max-gb is {text!r}; expected a number above 0, for example --max-gb 500")
-    return value

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dtprof.cli.next_command import say_next
 from dtprof.cli.parsers import output_path
+from dtprof.cli.typed_quantities import parse_whole
 from dtprof.errors import UsageError
 
 EPILOG = """\
@@ -73,13 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     names = ("stages", "microbatches", "samples", "batch-size")
     request = PreflightRequest(
         command=tuple(arguments.job),
-        seconds=_number("time", arguments.time, LEAST_S, MOST_S),
+        seconds=parse_whole("--time", arguments.time, LEAST_S, MOST_S),
         output=arguments.output,
         force=arguments.force,
         matrix=arguments.matrix,
         given=Pipeline(
             **{
-                name.partition("-")[0]: _number(name, text, 1, 1 << 40)
+                name.partition("-")[0]: parse_whole(f"--{name}", text, 1, 1 << 40)
                 for name in names
                 if (text := getattr(arguments, name.replace("-", "_"))) is not None
             }
@@ -99,13 +100,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.json and not end.result.faults:
         say_next("run", "--", *request.command)
     return 1 if end.result.faults else 0
-
-
-def _number(name: str, text: str, least: int, most: int) -> int:
-    number = int(text) if text.strip().isdecimal() else -1
-    if not least <= number <= most:
-        raise UsageError(f"--{name} is {text!r}; expected a whole number from {least} to {most:,}")
-    return number
 
 
 def _short(path: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import settings
+from dtprof.cli.typed_quantities import parse_number, parse_whole
 from dtprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ examples:
 
 exit status: 0; 1 where a run that was to be removed stays; 2 there is no such folder
 """
-DEFAULT_STORE = "dtprof-runs"
+MOST = 10**9
 _AGE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smhdw])")
 _SECONDS = settings.SECONDS | {"d": 86_400, "w": 7 * 86_400}
 _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
@@ -44,7 +45,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=Path,
         nargs="?",
         metavar="FOLDER",
-        help=f"folder of runs (default: {DEFAULT_STORE})",
+        help=f"folder of runs (default: {settings.RUNS})",
     )
     chosen = parser.add_argument_group("which runs")
     chosen.add_argument("--since", metavar="TIME", help="started after TIME: 12h, 7d ago, or 2026-11-20")
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     for outcome in arguments.outcome or ():
         if outcome not in run_facts.OUTCOMES:
             raise UsageError(f"--outcome is {outcome!r}; expected one of {', '.join(run_facts.OUTCOMES)}")
-    store = arguments.folder or Path(DEFAULT_STORE)
+    store = arguments.folder or Path(settings.RUNS)
     wanted = RunFilter(
         since_ns=_time(arguments.since, "--since"),
         until_ns=_time(arguments.until, "--until"),
@@ -97,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         name=arguments.name or "",
     )
     policy = _policy(arguments)
-    limit = int(_number(arguments.limit, "--limit", "20")) if arguments.limit else None
+    limit = parse_whole("--limit", arguments.limit, 1, MOST) if arguments.limit else None
     problems = run_lists.diagnose_new(store, wanted) if arguments.diagnose else []
     if arguments.prune:
         return _prune(store, wanted, policy, arguments, problems)
@@ -163,18 +164,10 @@ def _policy(arguments: argparse.Namespace) -> "Policy | None":
     return Policy(
         keep_days=days,
         keep_notable_days=4 * days,
-        max_gb_per_user=_number(arguments.max_gb, "--max-gb", "50") if arguments.max_gb is not None else 0.0,
+        max_gb_per_user=parse_number("--max-gb", arguments.max_gb, example="50", below=MOST)
+        if arguments.max_gb is not None
+        else 0.0,
     )
-
-
-def _number(text: str, option: str, example: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise UsageError(f"{option} is {text!r}; expected a number above 0, for example {option} {example}")
-    return value
 
 
 def _time(text: str | None, option: str) -> int:

@@ -1,4 +1,4 @@
-"""Quantities as they are typed: shares, times, sizes."""
+"""Quantities as they are typed: numbers, shares, times, sizes."""
 
 import math
 import re
@@ -46,16 +46,28 @@ def parse_milliseconds(option: str, text: str) -> float:
     return value * 1e6
 
 
-def parse_rate(option: str, text: str) -> float:
-    """Return a number a second.
+def parse_number(option: str, text: str, *, example: str, below: float = math.inf) -> float:
+    """Return a number above 0.
 
     Raises:
-        UsageError: it is no number above 0.
+        UsageError: it is none, or not below `below`.
     """
     value = _number(text.strip())
-    if not 0 < value < math.inf:
-        raise UsageError(f"{option} is {text!r}; expected a number above 0, for example {option} 25000")
+    if not 0 < value < below:
+        raise UsageError(f"{option} is {text!r}; expected a number above 0, for example {option} {example}")
     return value
+
+
+def parse_whole(option: str, text: str, least: int, most: int) -> int:
+    """Return a whole number from `least` to `most`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    number = int(text) if text.strip().isdecimal() else least - 1
+    if not least <= number <= most:
+        raise UsageError(f"{option} is {text!r}; expected a whole number from {least} to {most:,}")
+    return number
 
 
 def parse_size(option: str, text: str) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dtprof import settings
 from dtprof.errors import JobFailedError, OutputError
-from dtprof.launch import interpreter, run_directory
+from dtprof.launch import interpreter
 from dtprof.records import step_times_file
 
 ARMS = ("bare", "recorded", "control")
@@ -38,7 +38,7 @@ class Timing:
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Yield a folder on the disk where runs lie by default, and remove it."""
-    parent = Path(settings.from_environment(settings.OUTPUT) or run_directory.RUNS).absolute()
+    parent = Path(settings.from_environment(settings.OUTPUT) or settings.RUNS).absolute()
     parent = parent if parent.is_dir() else parent.parent
     try:
         folder = Path(tempfile.mkdtemp(prefix=".dtprof-overhead-", dir=parent))

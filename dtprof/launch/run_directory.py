@@ -15,12 +15,11 @@ from typing import Any
 
 import psutil
 
-from dtprof import __version__
+from dtprof import __version__, settings
 from dtprof.errors import DiskFullError, OutputError
 from dtprof.launch import announcement, gpu_sampler, interpreter
 from dtprof.records import paths, schema, writer
 
-RUNS = Path("dtprof-runs")
 OUR_FILE = re.compile(
     r"report\.html|\.launcher|\.?(run|verdict|clock|collect(-[0-9a-f]{32})?|sent)\.json(\.\d+)?|\.told-\w+"
 )
@@ -38,7 +37,7 @@ def default_directory(command: Sequence[str]) -> Path:
         name = modules[-1]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", name or Path(command[0]).name)
     stamp = datetime.datetime.now(tz=datetime.timezone.utc).astimezone().strftime("%Y%m%d-%H%M%S")
-    base = RUNS / f"{stamp}-{name}"
+    base = Path(settings.RUNS) / f"{stamp}-{name}"
     candidate, number = base, 1
     while candidate.exists():
         number += 1

@@ -13,7 +13,7 @@ from typing import Any
 
 from dtprof.records import writer
 
-STAGES = ("started", "facts", "meeting", "joining", "measuring", "done")
+STAGES = ("started", "facts", "rendezvous", "joining", "measuring", "done")
 """How far a rank came; in this order."""
 PREFIX = "probe-rank-"
 JOINT = "probe-all-"
@@ -68,7 +68,7 @@ class RankProbe:
     launcher: str = ""  # torchrun, mpirun, srun, env, none
     launcher_pid: int = 0
     variables: dict[str, str] = field(default_factory=dict)  # of launchers
-    master: str | None = None  # address and port of the meeting, as given
+    master: str | None = None  # address and port of the rendezvous, as given
     master_port: int | None = None
     master_addresses: list[str] = field(default_factory=list)  # that the name resolves to here
     master_error: str | None = None

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -74,6 +75,20 @@ def test_a_process_that_another_holds_is_asked_for_three_times(
     assert json.loads((tmp_path / "count").read_text(encoding="utf-8")) == min(refusals + 1, 3)
 
 
+def sampled(folder: Path, *program: str) -> dict[str, Any]:
+    """Return the sample of a program that has printed a line; skip where it may not be traced."""
+    with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            facts: dict[str, Any] = stack_sampler.sample([process.pid], folder)["processes"][str(process.pid)]
+        finally:
+            process.kill()
+    if "threads" not in facts:
+        pytest.skip(facts["reason"])
+    return facts
+
+
 LOOPS = {
     "changed": "total = 0\n    while True:\n        total += 1",
     "unchanged": "ready = False\n    while not ready:\n        pass",
@@ -83,15 +98,7 @@ LOOPS = {
 @pytest.mark.parametrize("state", LOOPS)
 def test_a_loop_that_changes_no_variable_is_told_from_one_that_works(tmp_path: Path, state: str) -> None:
     program = f"def main():\n    {LOOPS[state]}\n\nprint('started', flush=True)\nmain()\n"
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            facts = stack_sampler.sample([process.pid], tmp_path)["processes"][str(process.pid)]
-        finally:
-            process.kill()
-    if "threads" not in facts:
-        pytest.skip(facts["reason"])
+    facts = sampled(tmp_path, "-c", program)
     assert facts["python_state"] == state
     assert all("locals" not in frame for thread in facts["threads"] for frame in thread["frames"])
 
@@ -99,16 +106,7 @@ def test_a_loop_that_changes_no_variable_is_told_from_one_that_works(tmp_path: P
 def test_a_loop_at_the_top_level_of_a_program_is_endless_where_its_source_has_no_exit(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("print('started', flush=True)\nn = 0\nwhile True:\n    n += 1\n", encoding="utf-8")
-    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            facts = stack_sampler.sample([process.pid], tmp_path)["processes"][str(process.pid)]
-        finally:
-            process.kill()
-    if "threads" not in facts:
-        pytest.skip(facts["reason"])
-    assert facts["python_state"] == "endless"
+    assert sampled(tmp_path, str(program))["python_state"] == "endless"
 
 
 def test_bytes_read_and_written_are_counted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pitfalls of launching: what the ranks were told, by whom, and what the program's figures lead to."""
+"""Pitfalls of launching: rank numbers and sizes, their launchers, and the figures of the program."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ def _argument(command: Sequence[str], options: str) -> int | None:
 
 
 def world_size(case: PreflightCase) -> Iterator[LaunchFinding]:
-    """Find ranks that were told different sizes, the same number, or a number beyond the size."""
+    """Find ranks that were given different sizes, the same number, or a number beyond the size."""
     sizes: dict[int, list[RankProbe]] = {}
     by_rank: dict[int, list[RankProbe]] = {}
     for probe in case.probes:
@@ -134,9 +134,9 @@ def mixed_launchers(case: PreflightCase) -> Iterator[LaunchFinding]:
             probe
             for probe in case.probes
             if probe.launcher == "env"
-            and (told := _int(probe.variables, variable)) is not None
+            and (number := _int(probe.variables, variable)) is not None
             and (_int(probe.variables, "SLURM_NTASKS") or 2) > 1
-            and told != probe.rank
+            and number != probe.rank
         ]
         if other:
             yield LaunchFinding(

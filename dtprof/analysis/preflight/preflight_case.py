@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dtprof.records.rank_probes import JointProbe, RankProbe
 
@@ -58,12 +59,12 @@ class PreflightCase:
         """The documents of ranks, one a process."""
         return self.joint.probes
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """The largest size that a rank was given."""
         return max((probe.world_size for probe in self.probes), default=0)
 
-    @property
+    @cached_property
     def hosts(self) -> dict[str, list[RankProbe]]:
         """The documents by host."""
         hosts: dict[str, list[RankProbe]] = {}
@@ -71,12 +72,12 @@ class PreflightCase:
             hosts.setdefault(probe.host, []).append(probe)
         return hosts
 
-    @property
+    @cached_property
     def firsts(self) -> list[RankProbe]:
         """One document of each host: of the rank that looked at disk and devices."""
         return [min(probes, key=lambda one: (one.local_rank or 0, one.rank)) for probes in self.hosts.values()]
 
-    @property
+    @cached_property
     def missing(self) -> list[int]:
         """The ranks that left no document."""
         seen = {probe.rank for probe in self.probes}

@@ -3,21 +3,26 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dtprof.analysis.preflight import host_checks, launch_checks, link_checks, meeting_checks
+from dtprof.analysis.preflight import host_checks, launch_checks, link_checks, rendezvous_checks
 from dtprof.analysis.preflight.link_checks import CollectiveRate, PairRate
 from dtprof.analysis.preflight.preflight_case import SEVERITIES, LaunchFinding, PreflightCase, listed
 
 CHECKS: tuple[Callable[[PreflightCase], Iterator[LaunchFinding]], ...] = (
     # Causes come before what follows from them.
     *(
-        meeting_checks.unresolved_name,
-        meeting_checks.taken_port,
-        meeting_checks.no_address,
-        meeting_checks.loopback_address,
+        rendezvous_checks.unresolved_name,
+        rendezvous_checks.taken_port,
+        rendezvous_checks.no_address,
+        rendezvous_checks.loopback_address,
     ),
-    *(host_checks.interfaces, meeting_checks.unreachable_hosts, launch_checks.world_size),
-    *(launch_checks.mixed_launchers, meeting_checks.no_rank, meeting_checks.missing_ranks, meeting_checks.stuck_ranks),
-    *(meeting_checks.version_mismatch, meeting_checks.setting_mismatch, launch_checks.uneven_hosts),
+    *(host_checks.interfaces, rendezvous_checks.unreachable_hosts, launch_checks.world_size),
+    *(
+        launch_checks.mixed_launchers,
+        rendezvous_checks.no_rank,
+        rendezvous_checks.missing_ranks,
+        rendezvous_checks.stuck_ranks,
+    ),
+    *(rendezvous_checks.version_mismatch, rendezvous_checks.setting_mismatch, launch_checks.uneven_hosts),
     *(host_checks.devices, host_checks.gpus, host_checks.cores, host_checks.memory, host_checks.shared_memory),
     *(host_checks.limits, host_checks.disk, host_checks.clocks, host_checks.interface_speeds, link_checks.slow_links),
     *(launch_checks.microbatches, launch_checks.uneven_data, launch_checks.own_start),

@@ -61,11 +61,11 @@ def make_app(store: RunStore, *, token: str, note: Callable[[str], None]) -> Sta
         note: called with a sentence about what was refused.
     """
     load = Load()
-    told: set[str] = set()
+    reported: set[str] = set()
 
     def tell(text: str) -> None:
-        if len(told) < 1000 and text not in told:
-            told.add(text)
+        if len(reported) < 1000 and text not in reported:
+            reported.add(text)
             note(text)
 
     def guarded(handle: Handler) -> Handler:

@@ -315,7 +315,7 @@ class CollectThread:
     def __init__(self, sender: RunSender, *, say: Callable[[str], None], target: str) -> None:
         """Begin."""
         self._sender, self._say, self._target = sender, say, target
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._refused = False
         self._thread = LauncherThread(self._work, "collect", niceness=NICENESS)
         self._thread.start()
@@ -377,8 +377,8 @@ class CollectThread:
         return False
 
     def _tell(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             self._say(text)
 
 

@@ -290,7 +290,7 @@ class RunStore:
         """Append to a file of lines; return its size. Bytes that are there already are passed over.
 
         Raises:
-            Refusal: bytes before these are missing; the size is told.
+            Refusal: bytes before these are missing; with the size.
         """
         self.check_room(len(data))
         descriptor = _open(target)

@@ -41,7 +41,7 @@ WRITE_LIMIT_S = 2.0
 
 
 def place_of_rank(environment: dict[str, str]) -> RankProbe:
-    """Return the document of this rank as it begins: its place, and what its launcher told it."""
+    """Return the document of this rank as it begins: its place, and the variables of its launcher."""
     place = rank_places.find_place(environment)
     port = environment.get("MASTER_PORT", "")
     return RankProbe(

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dtprof.launch.rank_probe.rank_meeting import Deadline
+from dtprof.launch.rank_probe.rank_rendezvous import Deadline
 from dtprof.records.rank_probes import CollectiveTimes, Link, RankProbe
 
 MOST_SERIAL_PAIRS = 66

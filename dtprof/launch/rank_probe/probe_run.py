@@ -1,4 +1,4 @@
-"""The probe of one rank from start to end: what it knows by itself, the meeting, the measurements.
+"""The probe of one rank from start to end: what it knows by itself, the rendezvous, the measurements.
 
 The process ends with it, whatever happens: the program that it stands in for must not run.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dtprof import settings
-from dtprof.launch.rank_probe import host_facts, link_timings, rank_meeting, rank_places
-from dtprof.launch.rank_probe.rank_meeting import Clocks, Deadline, Listener, Meeting
+from dtprof.launch.rank_probe import host_facts, link_timings, rank_places, rank_rendezvous
+from dtprof.launch.rank_probe.rank_rendezvous import Clocks, Deadline, Listener, Rendezvous
 from dtprof.records import rank_probes
 from dtprof.records.rank_probes import JointProbe, RankProbe
 
@@ -97,28 +97,28 @@ class _Writes:
 def _meet(probe: RankProbe, writes: _Writes, torch: Any, seconds: float) -> None:
     """Exchange what the ranks know, join a group, and measure."""
     dist = torch.distributed
-    writes.reach("meeting")
+    writes.reach("rendezvous")
     if probe.master is None:
         _use_own_address()
     deadline = Deadline(seconds * MEETING_SHARE)
-    meeting = Meeting(dist, probe, deadline)
+    rendezvous = Rendezvous(dist, probe, deadline)
     is_first = _is_first_of_host(probe)
     listener = Listener(probe) if is_first else None
     probe.listens_at = listener.address if listener is not None else None
-    rank_meeting.publish(meeting, probe)
-    probes = rank_meeting.read_probes(meeting, "meeting", deadline) if is_first else []
+    rank_rendezvous.publish(rendezvous, probe)
+    probes = rank_rendezvous.read_probes(rendezvous, "rendezvous", deadline) if is_first else []
     if is_first:
         writes.joint(JointProbe(rank=probe.rank, probes=probes))
-    if not meeting.agree("all-came", lambda: len(probes) == probe.world_size, Deadline(deadline.left_s() + 2)):
-        raise RuntimeError("not all ranks came to the meeting")
-    clocks = Clocks(probe, meeting, deadline) if is_first or probe.rank == 0 else None
+    if not rendezvous.agree("all-came", lambda: len(probes) == probe.world_size, Deadline(deadline.left_s() + 2)):
+        raise RuntimeError("not all ranks came to the rendezvous")
+    clocks = Clocks(probe, rendezvous, deadline) if is_first or probe.rank == 0 else None
     if is_first:
-        rank_meeting.try_hosts(probe, [one for one in probes if one.listens_at is not None])
+        rank_rendezvous.try_hosts(probe, [one for one in probes if one.listens_at is not None])
     writes.reach("joining")
     timings: list[link_timings.Timings] = []
     failure: Exception | None = None
     try:
-        _join_and_measure(probe, writes, torch, meeting, timings, seconds)
+        _join_and_measure(probe, writes, torch, rendezvous, timings, seconds)
     except Exception as error:  # noqa: BLE001 - as above: what was measured is shared first
         failure = error
     if clocks is not None:
@@ -130,7 +130,7 @@ def _meet(probe: RankProbe, writes: _Writes, torch: Any, seconds: float) -> None
         collectives=[row for one in timings for row in one.collectives],
         unmeasured=[text for one in timings for text in one.unmeasured],
     )
-    _share(probe, meeting, measured, writes, is_first=is_first)
+    _share(probe, rendezvous, measured, writes, is_first=is_first)
     if clocks is not None:
         clocks.close()
     if listener is not None:
@@ -139,22 +139,22 @@ def _meet(probe: RankProbe, writes: _Writes, torch: Any, seconds: float) -> None
         raise failure
 
 
-def _share(probe: RankProbe, meeting: Meeting, measured: JointProbe, writes: _Writes, *, is_first: bool) -> None:
+def _share(probe: RankProbe, rendezvous: Rendezvous, measured: JointProbe, writes: _Writes, *, is_first: bool) -> None:
     """Give what this rank measured to the others; one rank of each host writes that of all."""
     if probe.error is None:
         probe.stage = "done"
     end = Deadline(END_S)
-    meeting.put("end", rank_probes.to_json(probe))
-    meeting.put("measured", rank_probes.to_json(measured))
+    rendezvous.put("end", rank_probes.to_json(probe))
+    rendezvous.put("measured", rank_probes.to_json(measured))
     if is_first or probe.rank == 0:
-        ends = [rank_probes.parse_probe(json.loads(text)) for text in meeting.take_all("end", end).values()]
+        ends = [rank_probes.parse_probe(json.loads(text)) for text in rendezvous.take_all("end", end).values()]
         joint = JointProbe(rank=probe.rank, probes=ends)
-        for text in meeting.take_all("measured", end).values():
+        for text in rendezvous.take_all("measured", end).values():
             rank_probes.add_measured(joint, rank_probes.parse_joint(json.loads(text)))
         writes.joint(joint)
-    meeting.put("left", "1")
+    rendezvous.put("left", "1")
     if probe.rank == 0:
-        meeting.take_all("left", end)  # the store is in this process
+        rendezvous.take_all("left", end)  # the store is in this process
 
 
 def _use_own_address() -> None:
@@ -171,7 +171,7 @@ def _join_and_measure(
     probe: RankProbe,
     writes: _Writes,
     torch: Any,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     timings: list[link_timings.Timings],
     seconds: float,
 ) -> None:
@@ -179,7 +179,7 @@ def _join_and_measure(
     began = time.perf_counter_ns()
     dist.init_process_group(
         "gloo",
-        store=meeting.group_store,
+        store=rendezvous.group_store,
         rank=probe.rank,
         world_size=probe.world_size,
         timeout=Deadline(seconds * MEETING_SHARE / 2).span(),

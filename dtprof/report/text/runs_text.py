@@ -39,9 +39,9 @@ def runs_text(runs: Sequence[RunFacts], *, with_steps: bool = False) -> str:
             row += [format_ns(run.step_ns), UNKNOWN if change is None else f"{100 * change:+.1f} %"]
         rows.append(row)
     lines = format_table(rows, left=4 if users else 3)
-    told = [run for run in runs if run.summary and run.outcome not in QUIET]
-    if told:
-        lines += ["", *(f"{shorten(run.name, MOST_NAME)}: {run.summary}" for run in told)]
+    notable = [run for run in runs if run.summary and run.outcome not in QUIET]
+    if notable:
+        lines += ["", *(f"{shorten(run.name, MOST_NAME)}: {run.summary}" for run in notable)]
     lines += ["", _totals(runs)]
     return join_lines(lines)
 

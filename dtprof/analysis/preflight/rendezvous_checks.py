@@ -19,7 +19,7 @@ VERSION_ERRORS = ("torch", "nccl", "cuda")
 AT_STAGE = {
     "started": "read its host",
     "facts": "began to look for the others",
-    "meeting": "met the others in the store of the launch",
+    "rendezvous": "met the others in the store of the launch",
     "joining": "joined the process group",
     "measuring": "measured its links",
 }
@@ -123,7 +123,7 @@ def unreachable_hosts(case: PreflightCase) -> Iterator[LaunchFinding]:
 
 
 def unresolved_name(case: PreflightCase) -> Iterator[LaunchFinding]:
-    """Find hosts on which the address of the meeting does not resolve."""
+    """Find hosts on which the address of the rendezvous does not resolve."""
     failing = [probe for probe in case.probes if probe.master_error is not None]
     endpoint = case.endpoint
     if failing:
@@ -203,7 +203,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def taken_port(case: PreflightCase) -> Iterator[LaunchFinding]:
-    """Find that somebody listened at the port of the meeting before the launch, or nobody where one should."""
+    """Find that somebody listened at the port of the rendezvous before the launch, or nobody where one should."""
     endpoint = case.endpoint
     if endpoint is None:
         return

@@ -41,7 +41,7 @@ class Deadline:
         return datetime.timedelta(seconds=self.left_s())
 
 
-class Meeting:
+class Rendezvous:
     """A store that all ranks of the launch share, with the keys of this probe."""
 
     def __init__(self, dist: Any, probe: RankProbe, deadline: Deadline) -> None:
@@ -83,14 +83,14 @@ class Meeting:
         return self.take(key, 0, deadline) == "1"
 
 
-def publish(meeting: Meeting, probe: RankProbe) -> None:
+def publish(rendezvous: Rendezvous, probe: RankProbe) -> None:
     """Give this rank's document to the others."""
-    meeting.put(f"facts-{probe.stage}", rank_probes.to_json(probe))
+    rendezvous.put(f"facts-{probe.stage}", rank_probes.to_json(probe))
 
 
-def read_probes(meeting: Meeting, stage: str, deadline: Deadline) -> list[RankProbe]:
+def read_probes(rendezvous: Rendezvous, stage: str, deadline: Deadline) -> list[RankProbe]:
     """Return the documents that the ranks published at a stage."""
-    texts = meeting.take_all(f"facts-{stage}", deadline)
+    texts = rendezvous.take_all(f"facts-{stage}", deadline)
     return [rank_probes.parse_probe(json.loads(text)) for _, text in sorted(texts.items())]
 
 
@@ -152,7 +152,7 @@ def try_hosts(probe: RankProbe, leaders: list[RankProbe]) -> None:
 class Clocks:
     """The clock of this host against that of rank 0's, at two times."""
 
-    def __init__(self, probe: RankProbe, meeting: Meeting, deadline: Deadline) -> None:
+    def __init__(self, probe: RankProbe, rendezvous: Rendezvous, deadline: Deadline) -> None:
         """Answer for rank 0's host, or measure a first time."""
         self._probe = probe
         self._responder: clock_probes.Responder | None = None
@@ -164,13 +164,13 @@ class Clocks:
                 self._responder = clock_probes.Responder(token=token)
             except OSError as error:
                 probe.clock_reason = f"no UDP port can be opened ({error.strerror})"
-                meeting.put("clock", "null")
+                rendezvous.put("clock", "null")
                 return
             place = {"host": choose_address(probe), "port": self._responder.port, "token": token.hex()}
-            meeting.put("clock", json.dumps({**place, "wall_minus_monotonic_ns": _wall_minus_monotonic_ns()}))
+            rendezvous.put("clock", json.dumps({**place, "wall_minus_monotonic_ns": _wall_minus_monotonic_ns()}))
             probe.clock_offset_ns = probe.clock_error_ns = probe.wall_offset_ns = 0.0
             return
-        document = json.loads(meeting.take("clock", 0, deadline) or "null")
+        document = json.loads(rendezvous.take("clock", 0, deadline) or "null")
         if document is None:
             probe.clock_reason = "rank 0's host does not answer for its clock"
             return
