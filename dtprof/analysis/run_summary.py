@@ -461,11 +461,10 @@ def _read_device_nodes(run: Run, facts: Sequence[RankFacts]) -> list[NodeSamples
 
 def _ranks_by_device(surveys: Surveys) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the ranks that compute on each device, by boot of the host and UUID."""
-    ranks: dict[tuple[str, str], tuple[int, ...]] = {}
+    ranks: dict[tuple[str, str], list[int]] = {}
     for fact in surveys.facts:
-        place = surveys.boots[fact.rank], fact.device_uuid
-        ranks[place] = (*ranks.get(place, ()), fact.rank)
-    return ranks
+        ranks.setdefault((surveys.boots[fact.rank], fact.device_uuid), []).append(fact.rank)
+    return {place: tuple(some) for place, some in ranks.items()}
 
 
 def _list_devices(surveys: Surveys, steps: Mapping[int, RankSteps], used: MeasuredSteps) -> Iterator[RankDevice]:

@@ -182,27 +182,23 @@ def draw_best(source: Replayable, found: Prediction) -> tuple[ReplayedStep, ...]
         return ()
     what, value = best.fix[0].split("=", 1)
     graph, changed = source.graph, describe(best.fix)
-    drawn: tuple[ReplayedStep | None, ...]
     if what in (MICROBATCHES, SCHEDULE):
         times = source.pipeline
         assert times is not None  # or it would not have been predicted
         plans = (times.replay_present(), times.replay_means(**{what: value}))
-        drawn = tuple(
-            None if plan is None else draw_plan_step(plan, times.members, title=title)
-            for plan, title in zip(plans, (NOW, changed), strict=True)
-        )
-    elif what == BUCKETS:
+        if None in plans:
+            return ()
+        titled = zip(plans, (NOW, changed), strict=True)
+        return tuple(draw_plan_step(plan, times.members, title=title) for plan, title in titled if plan is not None)
+    if what == BUCKETS:
         return ()  # only the end of the step is predicted
-    else:
-        after = _apply(source, [Fix(what=what, value=value)])
-        other = graph.depending_on(overlap_fully(graph)) if after.overlaps else graph
-        steps = graph.replay_steps([graph.durations])[:, 0]
-        place = int(np.argsort(steps)[len(steps) // 2])
-        drawn = (
-            draw_graph_step(graph, graph.durations, place=place, title=NOW),
-            draw_graph_step(other, after.durations, place=place, title=changed),
-        )
-    return tuple(one for one in drawn if one is not None) if None not in drawn else ()
+    after = _apply(source, [Fix(what=what, value=value)])
+    other = graph.depending_on(overlap_fully(graph)) if after.overlaps else graph
+    steps = graph.replay_steps([graph.durations])[:, 0]
+    place = int(np.argsort(steps)[len(steps) // 2])
+    present = draw_graph_step(graph, graph.durations, place=place, title=NOW)
+    predicted = draw_graph_step(other, after.durations, place=place, title=changed)
+    return (present, predicted) if present is not None and predicted is not None else ()
 
 
 def _with(known: Prediction, **more: object) -> Prediction:

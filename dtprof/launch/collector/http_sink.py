@@ -5,7 +5,7 @@ import json
 import ssl
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from dtprof.launch.collector.sinks import (
@@ -20,6 +20,7 @@ from dtprof.launch.collector.sinks import (
 CONNECT_S = 5.0
 ANSWER_S = 30.0
 MOST_ANSWER_BYTES = 16 << 20
+BLOCK_BYTES = 1 << 20
 
 
 class HttpSink:
@@ -43,8 +44,17 @@ class HttpSink:
 
     def put(self, name: str, data: bytes | Path, *, mtime_ns: int) -> None:
         """Send a whole file."""
-        body = data if isinstance(data, bytes) else data.read_bytes()
-        self._ask("PUT", f"{self._base}/{quote(name)}?mtime={mtime_ns}", body)
+        path = f"{self._base}/{quote(name)}?mtime={mtime_ns}"
+        if isinstance(data, bytes):
+            self._ask("PUT", path, data)
+            return
+        # A profiler window may have hundreds of MiB: it is read twice, and never held as a whole.
+        with data.open("rb") as stream:
+            checksum = size = 0
+            while block := stream.read(BLOCK_BYTES):
+                checksum, size = zlib.crc32(block, checksum), size + len(block)
+            stream.seek(0)
+            self._ask("PUT", path, stream, checksum=checksum, size=size)
 
     def put_manifest(self, data: bytes) -> None:
         """Send the manifest of the launcher."""
@@ -72,8 +82,13 @@ class HttpSink:
             self._connection.close()
             self._connection = None
 
-    def _ask(self, method: str, path: str, body: bytes) -> dict[str, Any]:
-        headers = {**self._headers, "X-Crc32": f"{zlib.crc32(body):08x}", "Content-Length": str(len(body))}
+    def _ask(
+        self, method: str, path: str, body: bytes | BinaryIO, *, checksum: int | None = None, size: int = 0
+    ) -> dict[str, Any]:
+        """Send a request; `checksum` and `size` are those of a body that is a stream."""
+        if isinstance(body, bytes):
+            checksum, size = zlib.crc32(body), len(body)
+        headers = {**self._headers, "X-Crc32": f"{checksum:08x}", "Content-Length": str(size)}
         try:
             connection = self._connect()
             connection.request(method, path, body=body, headers=headers)

@@ -243,10 +243,9 @@ class RunSender:
             return
         try:
             header = os.pread(descriptor, schema.HEADER_SIZE, 0)
-            if header[: len(schema.MAGIC)] != schema.MAGIC:
+            end = _num_records(header)
+            if end is None:
                 return  # it was made, and has no header yet
-            head = int.from_bytes(header[schema.HEADER_OFFSET["head"] :][:8], "little")
-            end = min(head, schema.SEGMENT_CAPACITY)
             first = max(0, min(tail.end, end) - OPEN_RECORDS)
             data = os.pread(descriptor, (end - first) * schema.RECORD_SIZE, _place(first))
         finally:
@@ -284,11 +283,10 @@ class RunSender:
             data = file.read_bytes()
         except FileNotFoundError:
             return
-        if data[: len(schema.MAGIC)] != schema.MAGIC:
+        num_records = _num_records(data)
+        if num_records is None:
             return
-        head = int.from_bytes(data[schema.HEADER_OFFSET["head"] :][:8], "little")
-        used = schema.HEADER_SIZE + min(head, schema.SEGMENT_CAPACITY) * schema.RECORD_SIZE
-        packed = archive.pack(data[:used])
+        packed = archive.pack(data[: _place(num_records)])
         self._sink.put(f"{name}.z", packed, mtime_ns=status.st_mtime_ns)
         self._count(len(packed))
         self._known[f"{name}.z"] = _Known(size=len(packed), mtime_ns=status.st_mtime_ns)
@@ -403,6 +401,14 @@ def keep_state(run: Path, sender: RunSender, target: str) -> None:
     with suppress(OSError):
         writer.write_json(run / STATE, document)
         (run / STATE).chmod(0o600)  # whoever knows the number may send in its name
+
+
+def _num_records(segment: bytes) -> int | None:
+    """Return how many records a segment holds, from its header; None where it has none yet."""
+    if segment[: len(schema.MAGIC)] != schema.MAGIC:
+        return None
+    head = int.from_bytes(segment[schema.HEADER_OFFSET["head"] :][:8], "little")
+    return min(head, schema.SEGMENT_CAPACITY)
 
 
 def _place(record: int) -> int:
