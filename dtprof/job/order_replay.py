@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dtprof.intervals import Column
 from dtprof.job.cyclic_waits import find_closed_sets
 from dtprof.job.groups import GroupId
 from dtprof.records.tables import Array
@@ -27,6 +28,8 @@ def find_ring(groups: Mapping[GroupId, Mapping[int, Array]]) -> dict[int, Place]
         groups: the collectives of each group, by member (group_collectives.COLLECTIVE).
     """
     common = {group: _common_positions(tables) for group, tables in groups.items()}
+    if _is_by_arrival(groups, common):
+        return {}
     order = _order_of_threads(groups, common)
     if sum(len({group for group, _ in calls}) > 1 for calls in order.values()) < 2:
         return {}  # no two threads share several groups
@@ -60,6 +63,29 @@ def _closed_waits(
     }
     rings = (ring for ring in find_closed_sets(edges) if len(ring) > 1)
     return next(({rank: places[rank] for rank in ring} for ring in rings), {})
+
+
+def _is_by_arrival(groups: Mapping[GroupId, Mapping[int, Array]], common: Mapping[GroupId, tuple[int, int]]) -> bool:
+    """Say whether every rank issued its collectives in the order in which their last members arrived.
+
+    Then that order is one in which all of them can end, whatever the clocks: no rank waits for a later one. So it is in
+    programs that wait for each call, and finding it out in columns spares their replay.
+    """
+    parts: dict[int, list[tuple[Column, Column]]] = {}
+    for group, tables in groups.items():
+        first, last = common[group]
+        kept = {rank: table[(table["seq"] >= first) & (table["seq"] <= last)] for rank, table in tables.items()}
+        reference = next(iter(kept.values()))
+        if any(not np.array_equal(table["seq"], reference["seq"]) for table in kept.values()):
+            return False
+        arrival = np.maximum.reduce([table["issued_ns"] for table in kept.values()])
+        for rank, table in kept.items():
+            parts.setdefault(rank, []).append((table["row"], arrival))
+    for columns in parts.values():
+        rows, arrivals = (np.concatenate(column) for column in zip(*columns, strict=True))
+        if (np.diff(arrivals[np.argsort(rows)]) <= 0).any():
+            return False
+    return True
 
 
 def _common_positions(tables: Mapping[int, Array]) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.job import order_replay
 from dtprof.job.group_collectives import group_tables
 from dtprof.job.order_replay import find_ring
 from tests.builders import RankBuilder
@@ -41,3 +42,14 @@ def test_ranks_wait_in_a_ring_where_each_first_call_needs_the_second_of_another(
 
 def test_threads_of_their_own_wait_in_no_ring() -> None:
     assert find_ring(group_tables(job_of({0: "ac", 1: "ba", 2: "cb"}, threads=True).ranks)) == {}
+
+
+def test_calls_in_the_order_of_their_arrival_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call ends before the next begins, on all three: the order of arrival is one in which all end."""
+    monkeypatch.setattr(order_replay, "_order_of_threads", None)
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for at, name in enumerate("abcabc"):
+        for rank in MEMBERS[name]:
+            group = ranks[rank].group(name, MEMBERS[name])
+            ranks[rank].op("all_reduce", 10 * at, 10 * at + 5, group=group, nbytes=8)
+    assert find_ring(group_tables(build_job(ranks, exit_status=0, stalled=False).ranks)) == {}
