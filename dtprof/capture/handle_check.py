@@ -1,6 +1,6 @@
 """Switch the check of handles on: the native hook then inspects the arguments of every operator of torch.
 
-What a program does to wait for all devices at once is no operator: it is told here.
+What a program does to wait for all devices at once is no operator: this module reports it.
 """
 
 import functools

@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(preflight_json(end.result), indent=1))
     else:
         print(preflight_text(end.result))
-    print(f"dtprof: what the ranks found is kept in {_short(end.folder)}", file=sys.stderr)
+    print(f"dtprof: measurements of the ranks are kept in {_short(end.folder)}", file=sys.stderr)
     if end.matrix is not None:
         print(f"dtprof: bandwidths are kept in {_short(end.matrix)}, for dtprof plan --from", file=sys.stderr)
     if not arguments.json and not end.result.faults:

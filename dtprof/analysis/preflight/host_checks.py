@@ -279,9 +279,8 @@ def clocks(case: PreflightCase) -> Iterator[LaunchFinding]:
             yield LaunchFinding(
                 kind="clock-error",
                 severity="warning",
-                summary=f"The clock of {probe.host} is known to {format_ns(error)} only: waits "
-                "between hosts that are shorter "
-                "cannot be told.",
+                summary=f"The clock of {probe.host} is known to {format_ns(error)} only: shorter "
+                "waits between hosts are unknown.",
                 hosts=(probe.host,),
                 advice=("Packets take that long between the hosts: look at the network, or at the load of the host.",),
             )

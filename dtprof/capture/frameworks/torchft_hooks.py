@@ -6,7 +6,7 @@ from dtprof.capture.frameworks.attribution import Attribution
 
 _MODULE = "torchft.process_group"
 DESCRIPTION = "dp_replicate"
-"""What torch would be told of a group along this axis; torchft tells it nothing."""
+"""The description of a group along this axis; torchft gives its groups none."""
 
 
 class TorchFt:

@@ -92,11 +92,11 @@ def prebuilt_tag(torch_folder: Path, torch_version: str) -> str | None:
     None: this torch is no release, or does not say of which commit it is.
     """
     try:
-        told = (torch_folder / "version.py").read_text(encoding="utf-8")
+        version = (torch_folder / "version.py").read_text(encoding="utf-8")
     except OSError:
         return None
     release = RELEASE.fullmatch(torch_version)
-    commit = re.search(r"git_version = '([0-9a-f]{8})[0-9a-f]*'", told)
+    commit = re.search(r"git_version = '([0-9a-f]{8})[0-9a-f]*'", version)
     if release is None or commit is None:
         return None
     abi = "".join(flag[-1] for flag in abi_flags(torch_folder)) or "1"  # newer ones do not say; it is the default
@@ -251,10 +251,10 @@ def compile_library(
 def abi_flags(torch_folder: Path) -> list[str]:
     """Return the flag for the strings of C++ that this torch was built with, as its CMake package tells."""
     try:
-        told = (torch_folder / "share/cmake/Torch/TorchConfig.cmake").read_text(encoding="utf-8")
+        config = (torch_folder / "share/cmake/Torch/TorchConfig.cmake").read_text(encoding="utf-8")
     except OSError:
         return []
-    return re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", told)[:1]
+    return re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", config)[:1]
 
 
 def run_compiler(command: list[str], timeout_s: float) -> tuple[int, str]:

@@ -19,9 +19,7 @@ def preflight_text(result: Preflight) -> str:
     errors = sum(finding.severity == "error" for finding in result.findings)
     warnings = sum(finding.severity == "warning" for finding in result.findings)
     counts = [plural(number, word) for number, word in ((errors, "error"), (warnings, "warning")) if number]
-    lines = labelled(
-        "launch", ", ".join(counts) if counts else "nothing found that stands in the way of the job", LABEL
-    )
+    lines = labelled("launch", ", ".join(counts) if counts else "nothing found", LABEL)
     if result.world_size:
         clock = f"; clocks known to {format_ns(result.clock_error_ns)}" if len(result.hosts) > 1 else ""
         came = "" if result.ranks_seen == result.world_size else f"{result.ranks_seen} of "
