@@ -19,6 +19,7 @@ from dtprof.session.typed_fixes import parse_fix, parse_option
 from tests.builders import RankBuilder, write_run
 from tests.synthetic import Job, generate
 
+MS = 1_000_000
 JOB = Job(dp=4, steps=8, jitter=0.02)
 LAYOUTS = {
     "dp": JOB,
@@ -169,6 +170,23 @@ def test_what_is_no_change_is_refused(text: str) -> None:
 def test_impossible_values_are_refused_with_what_is_expected(option: str, text: str) -> None:
     with pytest.raises(UsageError, match=f"--{option} is .*; expected"):
         parse_option(option, text)
+
+
+def test_a_completion_recorded_after_the_backward_pass_that_waited_for_it_is_no_computation(tmp_path: Path) -> None:
+    """Steps of 100 ms: both compute 20 ms, rank 1 after 60 ms of its own; 10 ms of transfer, 10 ms of optimizer.
+
+    The completion on rank 0 is recorded 1 ms after its backward pass has ended. Without the 60 ms a step takes 40.
+    """
+    ranks = [RankBuilder(rank, world_size=2) for rank in range(2)]
+    for rank, late in zip(ranks, (0, 60), strict=True):
+        for begin in range(0, 1200 * MS, 100 * MS):
+            done = begin + (91 if rank.rank == 0 else 90) * MS
+            rank.span("backward", begin + late * MS, begin + 90 * MS)
+            rank.op("all_reduce", begin + (late + 20) * MS, done, is_async=True, nbytes=4096, api="Tensor.backward")
+            rank.span("optimizer", begin + 90 * MS, begin + 100 * MS)
+    run = open_run(write_run(tmp_path / "run", ranks))
+    (scenario,) = what_if.predict(run, make_engine("local"), [parse_fix("rank=1")]).scenarios
+    assert scenario.step_ns == pytest.approx(40 * MS, rel=0.01)
 
 
 def test_runs_without_steps_and_with_missing_ranks_are_not_replayed(tmp_path: Path) -> None:
