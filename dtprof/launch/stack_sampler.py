@@ -24,6 +24,8 @@ from dtprof.records import paths, writer
 WINDOW_S = 0.5
 """Time between the two samples of a process over which its work is counted."""
 DUMP_TIMEOUT_S = 10
+START_ERROR_S = 2.0
+"""The kernel gives the time of boot, from which starts are counted, in whole seconds."""
 TRIES, PAUSE_S = 3, (0.05, 0.2)
 """Attempts for a refused stack, and the pause between them; pauses are random, or all would collide again."""
 FROZEN = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
@@ -67,7 +69,9 @@ def sample(
                 facts["rank"] = ranks[pid]
         busy = [pid for pid, facts in processes.items() if "threads" in facts and _is_busy(facts)]
         for pid, later in zip(busy, pool.map(functools.partial(_describe, native=False), busy), strict=True):
-            processes[pid]["python_state"] = _python_state(processes[pid]["threads"], later.get("threads"))
+            processes[pid]["python_state"] = _python_state(
+                processes[pid]["threads"], later.get("threads"), started_s=_started_s(pid)
+            )
     for facts in processes.values():
         _drop_locals(facts.get("threads"))  # what a program computes with is its own affair
     document: dict[str, Any] = {
@@ -103,7 +107,7 @@ def _work_between(before: WorkCounters, after: WorkCounters) -> dict[str, float 
     }
 
 
-def _python_state(before: Any, after: Any) -> PythonState | None:
+def _python_state(before: Any, after: Any, *, started_s: float) -> PythonState | None:
     """Return the change of the main thread between two dumps with local variables."""
     old, new = _main_thread(before), _main_thread(after)
     if old is None or new is None:
@@ -115,16 +119,28 @@ def _python_state(before: Any, after: Any) -> PythonState | None:
     )
     if first == second and any(variables for _, variables in first):
         return PythonState.UNCHANGED
-    if all(_is_in_endless_loop(thread) for thread in (old, new)):
+    if all(_is_in_endless_loop(thread, started_s) for thread in (old, new)):
         return PythonState.ENDLESS
     return PythonState.CHANGED if any(variables for _, variables in first) else PythonState.UNSEEN
 
 
-def _is_in_endless_loop(thread: Mapping[str, Any]) -> bool:
+def _is_in_endless_loop(thread: Mapping[str, Any], started_s: float) -> bool:
     """Say whether the source shows that the innermost frame is in a loop without an exit."""
     innermost: Mapping[str, Any] = next(iter(thread.get("frames") or ()), {})
     file, line = innermost.get("filename"), innermost.get("line")
-    return isinstance(file, str) and isinstance(line, int) and find_endless_loop(file, line) is not None
+    return (
+        isinstance(file, str)
+        and isinstance(line, int)
+        and find_endless_loop(file, line, started_s=started_s) is not None
+    )
+
+
+def _started_s(pid: int) -> float:
+    """Return when a process had started, seconds since 1970; 0 where it is gone."""
+    try:
+        return psutil.Process(pid).create_time() + START_ERROR_S
+    except psutil.Error:
+        return 0.0
 
 
 def _main_thread(threads: Any) -> Mapping[str, Any] | None:

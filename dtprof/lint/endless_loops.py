@@ -20,13 +20,18 @@ WAYS_OUT = (
 """Statements and expressions that may leave a loop, or do work in it: a call may do anything."""
 
 
-def find_endless_loop(file: str, line: int) -> int | None:
+def find_endless_loop(file: str, line: int, *, started_s: float) -> int | None:
     """Return the line of the `while` around a line of a source file that can only be left from outside; else None.
 
     Its condition is constant, or reads only names that the loop never binds, and nothing in it calls, raises or leaves.
     Another thread or a signal may still end it: its own thread only waits for that.
+
+    Parameters:
+        started_s: when the program started, seconds since 1970; a source that changed since says nothing of it.
     """
     try:
+        if Path(file).stat().st_mtime >= started_s:
+            return None
         tree, _ = read_tree(Path(file))
     except UNREADABLE:  # no source, as in a frozen program, or not that of this Python
         return None

@@ -1,11 +1,13 @@
 """Loops that cannot end by themselves, read from source."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from dtprof.lint.endless_loops import find_endless_loop
 
+LATER = float("inf")
 ENDLESS = {
     "nothing": "while True:\n    pass  # here",
     "counts": "n = 0\nwhile 1:\n    n += 1  # here",
@@ -35,14 +37,14 @@ def line_of(text: str) -> int:
 def test_a_loop_without_an_exit_is_found(tmp_path: Path, text: str) -> None:
     file = tmp_path / "train.py"
     file.write_text(text, encoding="utf-8")
-    assert find_endless_loop(str(file), line_of(text)) is not None
+    assert find_endless_loop(str(file), line_of(text), started_s=LATER) is not None
 
 
 @pytest.mark.parametrize("text", ENDS.values(), ids=ENDS)
 def test_a_loop_that_may_end_is_not(tmp_path: Path, text: str) -> None:
     file = tmp_path / "train.py"
     file.write_text(text, encoding="utf-8")
-    assert find_endless_loop(str(file), line_of(text)) is None
+    assert find_endless_loop(str(file), line_of(text), started_s=LATER) is None
 
 
 @pytest.mark.parametrize("content", [None, b"while True:\n  pass\n )", b"\xff\xfe\x00"])
@@ -50,4 +52,12 @@ def test_without_a_readable_source_nothing_is_claimed(tmp_path: Path, content: b
     file = tmp_path / "train.py"
     if content is not None:
         file.write_bytes(content)
-    assert find_endless_loop(str(file), 2) is None
+    assert find_endless_loop(str(file), 2, started_s=LATER) is None
+
+
+def test_a_source_that_changed_after_the_program_started_says_nothing_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("while True:\n    pass\n", encoding="utf-8")
+    os.utime(file, (1000, 1000))
+    assert find_endless_loop(str(file), 2, started_s=1001) == 1
+    assert find_endless_loop(str(file), 2, started_s=999) is None
