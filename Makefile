@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo        set up .venv, record a small training job on 4 ranks, show what comes out"
-	@echo "make test        set up .venv and run the whole gate: format, lint, types, tests (14 minutes on 2 cores)"
+	@echo "make test        set up .venv and run the whole gate: format, lint, types, tests (13 minutes on 2 cores)"
 	@echo "make test-all    the gate with every variant of a test, all layouts of the trainer, and fuzzing (hours)"
 	@echo "make check       format, lint and types only;  make unit | jobs | browser | fuzz | parity: some of the tests"
 	@echo "make gpu         tests, benchmarks and training on a CUDA device; figures as files (PART=build|tests|bench|trainer|layouts)"
