@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything, from a fresh clone; a second call skips what is done.
 .POSIX:
-.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity clients matrix gpu benchmarks wheels clean
+.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity clients matrix gpu benchmarks site wheels sbom clean
 
 PYTEST = .venv/bin/python -m pytest
 # What `make test` leaves to `make test-all`, which sets this to nothing: tests that show once more what another shows.
@@ -20,7 +20,9 @@ help:
 	@echo "make matrix      try dtprof on other versions of Python and torch (an hour, PyPI; PAIRS='3.12:2.8.0 ...')"
 	@echo "make clients     run programs of Lightning, DeepSpeed, Megatron-Core and others, from PyPI, under dtprof (minutes)"
 	@echo "make benchmarks  measure what dtprof costs"
+	@echo "make site        build the documentation site: .make/site/index.html"
 	@echo "make wheels      build the wheels, with prebuilt native hooks, and the sdist (PAIRS='3.12:2.9.1 ...' for some)"
+	@echo "make sbom        write the bill of materials of an installed dtprof: dist/dtprof.cdx.json"
 	@echo "make clean       remove .venv, caches and recorded runs"
 
 demo:
@@ -121,6 +123,17 @@ benchmarks:
 wheels:
 	@.ci/environment test
 	@.venv/bin/python .ci/wheels.py $(PAIRS)
+
+# Strict: a link that leads nowhere, and a page outside the navigation, is an error.
+site:
+	@.ci/environment test
+	@.ci/step "building the documentation site" .make/site.log \
+		.venv/bin/sphinx-build -W --keep-going -c docs . .make/site
+	@echo ".make/site/index.html"
+
+sbom:
+	@.ci/environment test
+	@.ci/sbom
 
 clean:
 	rm -rf .venv .make dtprof-runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

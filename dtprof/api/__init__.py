@@ -6,10 +6,10 @@
 import os
 from collections.abc import Iterable
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dtprof.api.notebook import as_html, show_results_as_text
 from dtprof.errors import NothingToShowError, UsageError
 from dtprof.interchange.public_tables import record_tables, result_tables, window_tables
 from dtprof.session import run_results
@@ -165,7 +165,7 @@ class Run:
         """Return the summary for a notebook."""
         from dtprof.report.text.summary_text import summary_text
 
-        return f"<pre>{escape(summary_text(self._summary))}</pre>"
+        return as_html(summary_text(self._summary))
 
 
 def open_run(
@@ -184,6 +184,7 @@ def open_run(
         MissingDependencyError: a package that the URL needs is not installed.
         UsageError: there is no such engine, or the parameters contradict each other.
     """
+    show_results_as_text()
     return Run(Path(path), make_engine(engine, scheduler=scheduler, jobs="" if jobs is None else str(jobs)))
 
 

@@ -17,6 +17,7 @@ COMMAND_GROUPS = {
     "predict": ("whatif", "plan"),
     "compare runs": ("compare", "check"),
     "export a run": ("export",),
+    "set up a shell": ("completion",),
 }
 """Commands by the question of the user; `dtprof --help` lists them so."""
 COMMANDS = tuple(command for commands in COMMAND_GROUPS.values() for command in commands)

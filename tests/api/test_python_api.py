@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from dtprof import api
 from dtprof.errors import MissingDependencyError, NotARunError, NothingToShowError, UsageError
 from dtprof.interchange.public_tables.table import Column, build_table
 from dtprof.report.figures import figure_registry
+from dtprof.report.text.summary_text import summary_text
+from dtprof.report.text.verdict_text import verdict_text
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import RankBuilder, write_run
 
@@ -117,6 +120,15 @@ def test_arrow_carries_units_and_nulls(run: api.Run) -> None:
     assert run.table("ranks").to_arrow().num_rows == 2
 
 
+def test_libraries_of_arrow_take_a_table_without_copying_its_numbers(run: api.Run) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = run.table("steps")
+    taken = pyarrow.table(table)
+    assert taken.to_pylist() == list(table)
+    (_, memory) = taken["duration_ns"].chunk(0).buffers()
+    assert memory.address == table["duration_ns"].ctypes.data
+
+
 @pytest.mark.parametrize("package", ["pandas", "pyarrow"])
 def test_a_package_that_is_missing_is_named(run: api.Run, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -139,6 +151,21 @@ def test_notebooks_show_tables_and_summaries_as_text_that_cannot_act(run: api.Ru
     assert shown.count("<tr>") == 21
     assert '<th title="">t [ns]</th>' in shown
     assert run._repr_html_().startswith("<pre>job")
+
+
+def test_notebooks_show_results_as_the_commands_print_them(folder: Path) -> None:
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    shell = interactiveshell.InteractiveShell.instance()
+    try:
+        opened = dtprof.open_run(folder / "run")
+        for result, text in (
+            (opened.summary(), summary_text(opened.summary())),
+            (opened.diagnose(), verdict_text(opened.diagnose())),
+        ):
+            shown, _ = shell.display_formatter.format(result)
+            assert shown["text/html"] == f"<pre>{escape(text)}</pre>"
+    finally:
+        interactiveshell.InteractiveShell.clear_instance()
 
 
 def test_figures_are_those_of_the_report(run: api.Run, folder: Path) -> None:

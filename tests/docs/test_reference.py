@@ -26,7 +26,7 @@ from dtprof.report.documents.comparison_json import comparison_json
 from dtprof.report.documents.summary_json import summary_json
 from dtprof.report.documents.verdict_json import verdict_json
 from tests.analysis.noisy_runs import noisy_run
-from tests.docs import embedded_figures, embedded_help, embedded_tables
+from tests.docs import embedded_figures, embedded_help, embedded_programs, embedded_tables
 from tests.docs.pages import REPOSITORY, load
 from tests.report.example_summaries import summary_of
 
@@ -127,6 +127,12 @@ def test_every_figure_is_listed_as_declared_and_defined_under_its_heading() -> N
     assert embedded_figures.shown(page.text) == list(metric_registry.KINDS)
     assert page.text == embedded_figures.refresh(page.text), "run: python -m tests.docs.embedded_figures"
     assert {metric.section for metric in metric_registry.METRICS} - set(page.headings()) == set()
+
+
+def test_the_gallery_shows_programs_of_the_corpus_as_they_are() -> None:
+    page = load("docs/reference/gallery.md").text
+    assert len(embedded_programs.shown(page)) > 15
+    assert page == embedded_programs.refresh(page), "run: python -m tests.docs.embedded_programs"
 
 
 def test_every_key_of_the_summary_is_listed() -> None:

@@ -84,6 +84,16 @@ class Table:
         columns = zip(schema, (self.data[column.name] for column in self.columns), strict=True)
         return pa.Table.from_arrays([arrow_array(pa, field.type, values) for field, values in columns], schema=schema)
 
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Give the table to a library of Arrow: `polars.DataFrame(table)`, `pyarrow.table(table)`, DuckDB.
+
+        Columns of numbers are passed on without a copy. Source: the Arrow PyCapsule interface.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
+        """
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
     def arrow_schema(self) -> Any:
         """Return the schema of that Table.
 
