@@ -6,12 +6,13 @@ paths, and a link to a heading names the anchor that code hosts give it. The nav
 """
 
 import re
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
 from dtprof import __version__
 
-MAP = "docs/index"
+MAP = Path(__file__).with_name("index.md")
 API = "docs/reference/python-api"
 # What a page of the site has beyond its Markdown: the signatures and docstrings that the Python API documents.
 SIGNATURES = """
@@ -55,6 +56,8 @@ exclude_patterns = [".*", "dtprof", "benchmarks", "dtprof-runs", "gpu-figures", 
 myst_heading_anchors = 6
 html_theme = "furo"
 html_title = f"dtprof {version}"
+# Lines of 100 columns, as commands print them, fit the width of a page.
+html_theme_options = {"light_css_variables": {"code-font-size": "73%"}}
 add_module_names = False
 autodoc_member_order = "bysource"
 
@@ -66,23 +69,22 @@ def toctree(*entries: str, caption: str = "") -> str:
 
 
 def navigation(page: str) -> str:
-    """Return the navigation of the site: the pages that the map links to, in its order, by its parts."""
-    trees = []
+    """Return the navigation: the pages that the map links to, in its order, under the names of its parts."""
+    trees = [toctree("docs/index", "reference_trainer/README", "CHANGELOG", "CONTRIBUTING", "tests/*/README")]
     for part in re.split(r"^(?=\*\*)", page, flags=re.MULTILINE)[1:]:
         linked = re.findall(r"\]\(((?!\.\.)[\w./-]+)\.md(?:#[\w-]*)?\)", part)
-        trees.append(toctree(*dict.fromkeys(linked), caption=part[2 : part.index("**", 2)].rstrip(".")))
-    return "".join([*trees, toctree("explanation/measurements/*", caption="Measured")])
+        caption = part[2 : part.index("**", 2)].rstrip(".")
+        trees.append(toctree(*(f"docs/{link}" for link in dict.fromkeys(linked)), caption=caption))
+    return "".join([*trees, toctree("docs/explanation/measurements/*", caption="Measured")])
 
 
-def _add_navigation(_app: Sphinx, name: str, source: list[str]) -> None:
+def _extend_page(_app: Sphinx, name: str, source: list[str]) -> None:
     if name == root_doc:
-        source[0] += toctree("docs/index", "reference_trainer/README", "CHANGELOG", "CONTRIBUTING", "tests/*/README")
-    if name == MAP:
-        source[0] += navigation(source[0])
+        source[0] += navigation(MAP.read_text(encoding="utf-8"))
     if name == API:
         source[0] += SIGNATURES
 
 
 def setup(app: Sphinx) -> None:
-    """Add the navigation to the pages that carry it."""
-    app.connect("source-read", _add_navigation)
+    """Add to the pages of the site what their Markdown leaves out."""
+    app.connect("source-read", _extend_page)
