@@ -19,7 +19,7 @@ help:
 	@echo "make gpu         tests, benchmarks and training on a CUDA device; figures as files (PART=build|tests|bench|trainer|layouts)"
 	@echo "make matrix      try dtprof on other versions of Python and torch (an hour, PyPI; PAIRS='3.12:2.8.0 ...')"
 	@echo "make clients     run programs of Lightning, DeepSpeed, Megatron-Core and others, from PyPI, under dtprof (minutes)"
-	@echo "make benchmarks  measure what dtprof costs"
+	@echo "make benchmarks  measure what dtprof costs (RECORD=FOLDER keeps the values, COMPARE='BEFORE AFTER' compares two kept files)"
 	@echo "make site        build the documentation site: .make/site/index.html"
 	@echo "make wheels      build the wheels, with prebuilt native hooks, and the sdist (PAIRS='3.12:2.9.1 ...' for some)"
 	@echo "make sbom        write the bill of materials of an installed dtprof: dist/dtprof.cdx.json"
@@ -115,9 +115,11 @@ PART = all
 gpu:
 	@.ci/gpu $(PART)
 
+RECORD =
+COMPARE =
 benchmarks:
 	@.ci/environment test
-	@.venv/bin/python -m benchmarks
+	@.venv/bin/python -m benchmarks $(if $(RECORD),--record $(RECORD)) $(if $(COMPARE),--compare $(COMPARE))
 
 # Prebuilt hooks for every supported torch and Python, from PyPI (hours; PAIRS='3.12:2.9.1 ...' for some), wheels and sdist.
 wheels:

@@ -1,10 +1,15 @@
-"""Run every benchmark, or those named, such as `python -m benchmarks launch_cost hook_cost`; their names are in ALL."""
+"""Run every benchmark, or those named, such as `python -m benchmarks launch_cost hook_cost`; their names are in ALL.
+
+python -m benchmarks --record FOLDER [NAME...]    keep the values, by commit and machine
+python -m benchmarks --compare BEFORE AFTER       say what became slower between two kept files
+"""
 
 import argparse
 import importlib
 import sys
+from pathlib import Path
 
-from benchmarks import pairs
+from benchmarks import history, pairs
 
 ALL = (
     "startup",
@@ -27,13 +32,32 @@ def main(arguments: list[str]) -> int:
         prog="python -m benchmarks", description="Measure in pairs what dtprof costs and how fast it is."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)} (default: all of them)")
-    names = parser.parse_args(arguments).names
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="keep every value in a file of this folder")
+    parser.add_argument(
+        "--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="compare two kept files; measure nothing"
+    )
+    parsed = parser.parse_args(arguments)
+    if parsed.compare:
+        return _compare(*parsed.compare)
+    names = parsed.names
     for name in sorted(set(names) - set(ALL)):
         parser.error(f"unknown benchmark {name!r}; expected some of: {', '.join(ALL)}")
     print(pairs.machine())
     for name in names or ALL:
         importlib.import_module(f"benchmarks.{name}").main()
+    if parsed.record:
+        print(history.save(parsed.record, history.this_state()))
     return 0
+
+
+def _compare(before: Path, after: Path) -> int:
+    try:
+        lines = history.compare(history.read(before), history.read(after))
+    except history.HistoryError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(*lines, sep="\n")
+    return 1 if any(": slower by " in line for line in lines) else 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from benchmarks.pairs import spread
+from benchmarks.pairs import show, spread
 
 SIZES = os.environ.get("BENCHMARK_SIZES", "8x152000,1024x20000,16384x500")
 REPEATS = int(os.environ.get("BENCHMARK_REPEATS", "5"))
@@ -99,10 +99,10 @@ def report(name: str, found: list[Measured]) -> None:
     events = found[0].events
     speed = spread([one.events / one.cpu_s / 1e6 for one in found])
     print(f"{name}: {events:,} events, {len(found)} processes")
-    print(f"  processor time [s]           {spread([one.cpu_s for one in found])}")
-    print(f"  wall time [s]                {spread([one.wall_s for one in found])}")
+    show(name, "processor time [s]", [one.cpu_s for one in found])
+    show(name, "wall time [s]", [one.wall_s for one in found])
     print(f"  million events a core second {speed}")
-    print(f"  peak memory [MB]             {spread([one.peak_bytes / 1e6 for one in found], 0)}", flush=True)
+    show(name, "peak memory [MB]", [one.peak_bytes / 1e6 for one in found], 0)
 
 
 def fit(folder: Path) -> None:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.analysis_speed import generate
-from benchmarks.pairs import spread
+from benchmarks.pairs import show
 
 RANKS, EVENTS = 8, 152_000
 REPEATS = int(os.environ.get("BENCHMARK_REPEATS", "3"))
@@ -44,17 +44,18 @@ def size_of(path: Path) -> int:
 
 def main() -> None:
     """Measure every format."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         run = generate(folder, RANKS, EVENTS)
         for kind in FORMATS:
             out = folder / kind
             found = [measure(run, kind, out) for _ in range(REPEATS)]
-            print(f"{kind}, {RANKS} ranks of {EVENTS:,} events, {REPEATS} processes: {size_of(out) / 1e6:.1f} MB")
-            print(f"  processor time [s]  {spread([own_s for own_s, _, _, _ in found])}")
-            print(f"  of all workers [s]  {spread([workers_s for _, workers_s, _, _ in found])}")
-            print(f"  wall time [s]       {spread([wall for _, _, wall, _ in found])}")
-            print(f"  peak memory [MB]    {spread([peak / 1e6 for _, _, _, peak in found], 0)}", flush=True)
+            name = f"{kind}, {RANKS} ranks of {EVENTS:,} events"
+            print(f"{name}, {REPEATS} processes: {size_of(out) / 1e6:.1f} MB")
+            show(name, "processor time [s]", [own_s for own_s, _, _, _ in found])
+            show(name, "of all workers [s]", [workers_s for _, workers_s, _, _ in found])
+            show(name, "wall time [s]", [wall for _, _, wall, _ in found])
+            show(name, "peak memory [MB]", [peak / 1e6 for _, _, _, peak in found], 0)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import pairs
+from benchmarks import history, pairs
 from dtprof.records import paths, schema
 from dtprof.records.rank_log.archive import RECORD_DTYPE
 from tests.synthetic.job import Job, Truth
@@ -122,11 +122,13 @@ def cpu_s(pid: int) -> tuple[float, float]:
 def show_cpu(name: str, before: tuple[float, float], after: tuple[float, float], seconds: float) -> None:
     """Print the share of a core."""
     user, system = ((b - a) / seconds for a, b in zip(before, after, strict=True))
+    history.keep(f"{name}: share of a core [%]", [100 * (user + system)])
     print(f"{name}: {100 * user:.2f} % of a core in user code, {100 * system:.2f} % in the system")
 
 
 def show_ages(name: str, ages: list[float]) -> None:
     """Print how old something was at each answer."""
+    history.keep(f"{name} [s]", ages)
     median, most, worst = np.percentile(ages, (50, 95, 100))
     print(f"{name}: {median:.1f} s median, {most:.1f} s 95th percentile, {worst:.1f} s worst; {len(ages)} answers")
 

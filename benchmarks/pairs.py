@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks import history
 from dtprof.analysis.comparison.overhead_pairs import median_interval
 
 MANY = 40
@@ -48,6 +49,12 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} ({first:.{digits}f} to {third:.{digits}f}; {low:.{digits}f} to {high:.{digits}f})"
 
 
+def show(name: str, what: str, values: Sequence[float], digits: int = 2) -> None:
+    """Print one line of the values of a figure, such as "processor time [s]", and keep them; smaller must be better."""
+    history.keep(f"{name}: {what}", values)
+    print(f"  {what:<28} {spread(values, digits)}", flush=True)
+
+
 def machine() -> str:
     """Return a line about this machine and how busy it is."""
     load = os.getloadavg()[0]
@@ -56,6 +63,7 @@ def machine() -> str:
 
 def report(name: str, comparison: Comparison, *, a: str, b: str, digits: int = 2) -> None:
     """Print one comparison."""
+    history.keep(f"{name}: {b} over {a} [{comparison.unit}]", comparison.ratios)
     print(f"{name} [{comparison.unit}, {len(comparison.a)} pairs]")
     print(f"  {a:<28} {spread(comparison.a, digits)}")
     print(f"  {b:<28} {spread(comparison.b, digits)}")
