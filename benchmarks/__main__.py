@@ -23,6 +23,7 @@ ALL = (
     "flight_recorder",
     "import_speed",
     "live_pages",
+    "collector_load",
 )
 
 

@@ -112,13 +112,6 @@ def growing_run(folder: Path) -> Iterator[tuple[Path, Growth]]:
         growth.stop()
 
 
-def cpu_s(pid: int) -> tuple[float, float]:
-    """Return user and system processor time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    tick = os.sysconf("SC_CLK_TCK")
-    return int(fields[11]) / tick, int(fields[12]) / tick
-
-
 def show_cpu(name: str, before: tuple[float, float], after: tuple[float, float], seconds: float) -> None:
     """Print the share of a core."""
     user, system = ((b - a) / seconds for a, b in zip(before, after, strict=True))
@@ -153,7 +146,7 @@ def measure_pages(run: Path, growth: Growth) -> None:
                 if counted is None:
                     if time.monotonic() - began < SETTLING_S:
                         continue
-                    counted, before = time.monotonic(), cpu_s(server.pid)
+                    counted, before = time.monotonic(), pairs.cpu_s(server.pid)
                 drawn = FIGURES.search(text)
                 judged = VERDICT.search(text) or drawn  # said once where both are of one step
                 assert drawn is not None, text
@@ -163,7 +156,7 @@ def measure_pages(run: Path, growth: Growth) -> None:
             assert counted is not None
             show_ages("age of the figures", figures)
             show_ages("age of the verdict", verdicts)
-            show_cpu("dtprof dashboard", before, cpu_s(server.pid), time.monotonic() - counted)
+            show_cpu("dtprof dashboard", before, pairs.cpu_s(server.pid), time.monotonic() - counted)
         finally:
             server.terminate()
 
@@ -178,9 +171,9 @@ def measure_terminal(run: Path) -> None:
         reader.start()
         try:
             time.sleep(SETTLING_S)
-            before = cpu_s(top.pid)
+            before = pairs.cpu_s(top.pid)
             time.sleep(SECONDS / 3)
-            show_cpu("dtprof top", before, cpu_s(top.pid), SECONDS / 3)
+            show_cpu("dtprof top", before, pairs.cpu_s(top.pid), SECONDS / 3)
         finally:
             top.terminate()
             top.wait()

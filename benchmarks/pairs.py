@@ -5,6 +5,7 @@ import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks import history
 from dtprof.analysis.comparison.overhead_pairs import median_interval
@@ -38,6 +39,13 @@ def in_turn(a: Callable[[], float], b: Callable[[], float], *, pairs: int, unit:
     b()
     measured = [(a(), b()) for _ in range(pairs)]
     return Comparison(unit=unit, a=tuple(x for x, _ in measured), b=tuple(y for _, y in measured))
+
+
+def cpu_s(pid: int) -> tuple[float, float]:
+    """Return user and system processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    tick = os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) / tick, int(fields[12]) / tick
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

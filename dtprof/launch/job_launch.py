@@ -221,7 +221,7 @@ def _collect(run: Path, records: Path, settings: JobSettings) -> "CollectThread 
     except DtprofError as error:
         say(f"{error}: the run is kept here alone")
         return None
-    return CollectThread(sender, say=say, target=remote.shown(settings.collect))
+    return CollectThread(sender, run=run, say=say, target=remote.shown(settings.collect))
 
 
 def _place_of_records(run: Path, settings: JobSettings, manifest: run_directory.LauncherDocument) -> Path:

@@ -21,7 +21,7 @@ from dtprof.launch import announcement, gpu_sampler, interpreter
 from dtprof.records import paths, schema, writer
 
 OUR_FILE = re.compile(
-    r"report\.html|\.launcher|\.?(run|verdict|clock|collect(-[0-9a-f]{32})?|sent)\.json(\.\d+)?|\.told-\w+"
+    r"report\.html|\.launcher|\.{0,2}(run|verdict|clock|collect(-[0-9a-f]{32})?|sent)\.json(\.\d+)?|\.told-\w+"
 )
 OUR_NODE_FILE = re.compile(
     r"(exits|processes|samples|clock|mismatches|lateness)\.jsonl|\.?(launcher-\d+|stacks)\.json(\.\d+)?|\.warned-\w+"

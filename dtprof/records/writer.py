@@ -88,12 +88,21 @@ def append_line(path: Path, entry: Mapping[str, object]) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, document: Mapping[str, object]) -> None:
+def write_json(path: Path, document: Mapping[str, object], *, is_private: bool = False) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, never a half.
+
+    Parameters:
+        is_private: nobody but the user may read it, at no moment.
 
     Raises:
         OSError: the file cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(document, indent=1, default=str) + "\n", encoding="utf-8")
+    text = json.dumps(document, indent=1, default=str) + "\n"
+    if is_private:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
+            stream.write(text)
+    else:
+        draft.write_text(text, encoding="utf-8")
     draft.replace(path)

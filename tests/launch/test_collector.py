@@ -435,7 +435,7 @@ def test_the_job_goes_on_with_one_line_whatever_the_collector_does(
             sync_once(is_last=is_last)
 
         monkeypatch.setattr(sender, "sync", counted)
-        thread = CollectThread(sender, say=said.append, target="there:1")
+        thread = CollectThread(sender, run=one.run, say=said.append, target="there:1")
         assert tried.wait(60)
         thread.finish(one.run)
     assert len(said) == 2
@@ -450,7 +450,7 @@ def test_tails_come_seldomer_to_a_busy_collector(monkeypatch: pytest.MonkeyPatch
 
     clock = {"wall": 0.0, "work": 0.0}
     monkeypatch.setattr(collect_service.time, "monotonic", lambda: clock["wall"])
-    monkeypatch.setattr(collect_service.time, "process_time", lambda: clock["work"])
+    monkeypatch.setattr(collect_service, "_wanted_s", lambda: clock["work"])
     load = collect_service.Load()
     assert load.look() == 1.0
     for expected in (2.0, 4.0, 8.0):

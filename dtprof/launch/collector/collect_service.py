@@ -25,7 +25,7 @@ MOST_LINES_BYTES = 2 << 20
 MOST_FILE_BYTES = 512 << 20
 LEAST_TAIL_S, MOST_TAIL_S = 1.0, 120.0
 BUSY, IDLE = 0.5, 0.25
-"""Shares of one core: above the first tails come seldomer, below the second more often."""
+"""Shares of one core, worked or waited for: above the first tails come seldomer, below the second more often."""
 LOOK_EVERY_S = 2.0
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -37,13 +37,13 @@ class Load:
     def __init__(self) -> None:
         """Begin with as many as there can be."""
         self.tail_every_s = LEAST_TAIL_S
-        self._seen_s, self._worked_s = time.monotonic(), time.process_time()
+        self._seen_s, self._worked_s = time.monotonic(), _wanted_s()
 
     def look(self) -> float:
         """Return after how many seconds a sender may send its newest records again."""
         now_s = time.monotonic()
         if now_s - self._seen_s >= LOOK_EVERY_S:
-            worked_s = time.process_time()
+            worked_s = _wanted_s()
             share = (worked_s - self._worked_s) / (now_s - self._seen_s)
             if share > BUSY:
                 self.tail_every_s = min(MOST_TAIL_S, 2 * self.tail_every_s)
@@ -195,6 +195,15 @@ def _number(request: Request, name: str, text: str | None) -> int:
     if text is None or not text.isascii() or not text.isdigit() or len(text) > 19:
         raise Refusal(400, f"{name} is {text!r}; expected a number in {request.url.path}")
     return int(text)
+
+
+def _wanted_s() -> float:
+    """Return how long this process has worked, and its thread waited for a core that others had."""
+    try:
+        delay_ns = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        delay_ns = 0
+    return time.process_time() + delay_ns / 1e9
 
 
 def _client(request: Request) -> str:

@@ -255,9 +255,9 @@ class RunSender:
             return
         for position in range(0, max(1, len(pieces)), 64):
             part = pieces[position : position + 64]
-            parts = [_piece(at, piece) for at, piece in part]
+            parts = [piece(at, records) for at, records in part]
             if position + 64 >= len(pieces):
-                parts.append(_piece(0, header))  # last: it says how many there are
+                parts.append(piece(0, header))  # last: it says how many there are
             yield name, zlib.compress(b"".join(parts), LEVEL)
         keep = max(first, end - OPEN_RECORDS)
         self._tails[name] = _Tail(end=end, first=keep, kept=data[(keep - first) * schema.RECORD_SIZE :], header=header)
@@ -310,9 +310,15 @@ class RunSender:
 class CollectThread:
     """A thread of the launcher that sends the run while the job goes on."""
 
-    def __init__(self, sender: RunSender, *, say: Callable[[str], None], target: str) -> None:
-        """Begin."""
+    def __init__(self, sender: RunSender, *, run: Path, say: Callable[[str], None], target: str) -> None:
+        """Begin.
+
+        Parameters:
+            run: where the run will lie. It holds from the first on who sends it: another process sends the rest
+                under the same number where this one is killed.
+        """
         self._sender, self._say, self._target = sender, say, target
+        keep_state(run, sender, target)
         self._reported: set[str] = set()
         self._refused = False
         self._thread = LauncherThread(self._work, "collect", niceness=NICENESS)
@@ -399,8 +405,7 @@ def keep_state(run: Path, sender: RunSender, target: str) -> None:
     card = sender._card
     document = {**card.document(), "target": target, "is_complete": sender.progress.is_complete}
     with suppress(OSError):
-        writer.write_json(run / STATE, document)
-        (run / STATE).chmod(0o600)  # whoever knows the number may send in its name
+        writer.write_json(run / STATE, document, is_private=True)  # whoever knows the number may send in its name
 
 
 def _num_records(segment: bytes) -> int | None:
@@ -415,7 +420,8 @@ def _place(record: int) -> int:
     return schema.HEADER_SIZE + record * schema.RECORD_SIZE
 
 
-def _piece(at: int, data: bytes) -> bytes:
+def piece(at: int, data: bytes) -> bytes:
+    """Return bytes of a segment with their place, as a body holds one after the other."""
     return at.to_bytes(4, "little") + len(data).to_bytes(4, "little") + data
 
 

@@ -6,12 +6,14 @@ launcher sent what, so that a collector that was killed goes on where it was. Ev
 be sent twice: a byte has one place.
 """
 
+import itertools
 import json
 import os
 import shutil
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,7 +77,8 @@ class KeptRun:
 
     def save(self, launcher: Launcher) -> None:
         """Write what a launcher has sent, for the collector after this one."""
-        writer.write_json(self.path / OF_LAUNCHER.format(launcher.id), asdict(launcher))
+        # Whoever knows the number may send in the launcher's name.
+        writer.write_json(self.path / OF_LAUNCHER.format(launcher.id), asdict(launcher), is_private=True)
 
     def in_order(self) -> list[Launcher]:
         """Return the launchers that have a manifest, that of the lowest rank first."""
@@ -145,10 +148,13 @@ class RunStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._runs: dict[str, KeptRun] = {}
         self._of: dict[str, KeptRun] = {}
+        self._drafts = itertools.count()
         self._used = run_facts.disk_bytes(folder)
         self._scanned_s = time.monotonic()
         for path in sorted(folder.iterdir()):
-            if not path.is_symlink() and (path / STATE).is_file():
+            if path.name.startswith(f"{DRAFT}-") and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif not path.is_symlink() and (path / STATE).is_file():
                 self._take_up(path)
 
     def _take_up(self, path: Path) -> None:
@@ -162,6 +168,22 @@ class RunStore:
             run.launchers[launcher.id] = launcher
             self._of[launcher.id] = run
         self._runs[path.name] = run
+        if run.is_open:
+            self._tidy(run)
+
+    @staticmethod
+    def _tidy(run: KeptRun) -> None:
+        """Remove what a killed collector was in the middle of: drafts, segments archived, folders of nobody."""
+        claimed = {kept for launcher in run.launchers.values() for kept in launcher.folders.values()}
+        for entry in run.path.iterdir():
+            if entry.is_symlink() or not entry.is_dir():
+                continue
+            for file in entry.iterdir():
+                if file.name.startswith(DRAFT) or (not paths.is_archive(file) and paths.archive_of(file).exists()):
+                    file.unlink(missing_ok=True)
+            if entry.name not in claimed:
+                with suppress(OSError):  # not empty
+                    entry.rmdir()
 
     # Openings
 
@@ -174,8 +196,9 @@ class RunStore:
         run = self._of.get(given.launcher)
         if run is None or not run.path.is_dir():
             self.check_room(0)
-            run = self._find_or_create(given)
-            run.launchers[given.launcher] = Launcher(id=given.launcher, host=given.host)
+            launcher = Launcher(id=given.launcher, host=given.host)
+            run = self._find_or_create(given, launcher)
+            run.launchers[given.launcher] = launcher
             self._of[given.launcher] = run
         launcher = run.launchers[given.launcher]
         launcher.has_ended = False
@@ -183,7 +206,7 @@ class RunStore:
         run.save(launcher)
         return run.path.name, dict(self._files(run, launcher))
 
-    def _find_or_create(self, given: Opening) -> KeptRun:
+    def _find_or_create(self, given: Opening, launcher: Launcher) -> KeptRun:
         if given.job is not None:
             for run in self._runs.values():
                 is_live = run.is_open and time.monotonic() - run.heard_s < STALE_S
@@ -202,9 +225,14 @@ class RunStore:
                 )
             number += 1
             name = f"{given.name}-{number}"
+        # Whole or not at all: a run without its launcher would be another job's, were the collector killed here.
+        draft = KeptRun(path=self.folder / f"{DRAFT}-{launcher.id}", job=given.job)
+        shutil.rmtree(draft.path, ignore_errors=True)
+        draft.path.mkdir(mode=0o755)
+        writer.write_json(draft.path / STATE, {"schema": 1, "job": given.job})
+        draft.save(launcher)
         path = self.folder / name
-        path.mkdir(mode=0o755)
-        writer.write_json(path / STATE, {"schema": 1, "job": given.job})
+        draft.path.rename(path)
         run = self._runs[name] = KeptRun(path=path, job=given.job)
         return run
 
@@ -334,7 +362,7 @@ class RunStore:
 
     def draft(self, target: Path) -> Path:
         """Return where a whole file is written to before it takes its place."""
-        return target.with_name(f"{DRAFT}.{target.name}")
+        return target.with_name(f"{DRAFT}.{next(self._drafts)}.{target.name}")  # a request may be sent twice at once
 
     def put(self, draft: Path, target: Path, growth: Growth, *, mtime_ns: int) -> None:
         """Let a whole file take its place, and remember the time of the version.
