@@ -18,7 +18,6 @@ from dtprof.capture.frameworks.megatron_hooks import Megatron
 from dtprof.capture.frameworks.rpc_hooks import RemoteCalls
 from dtprof.capture.frameworks.torchft_hooks import TorchFt
 from dtprof.capture.group_descriptions import name_of
-from dtprof.records.axis_names import axis_of
 
 F, B = "pp_forward", "pp_backward"
 
@@ -72,8 +71,17 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return make
 
 
-def group(name: str, rank: int, size: int) -> Any:
-    return SimpleNamespace(group_name=name, rank=lambda: rank, size=lambda: size)
+class Group:
+    """A process group."""
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        self.group_name, self._rank, self._size = name, rank, size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
 
 
 # ---- Megatron-Core ---------------------------------------------------------------------------------------------------
@@ -92,7 +100,7 @@ def forward_backward_pipelining_with_interleaving(*, acts, model, num_microbatch
 
 
 def megatron(modules: Callable[..., Any], rank: int, size: int, text: str = MEGATRON) -> Any:
-    modules("megatron.core.parallel_state", get_pipeline_model_parallel_group=lambda: group("7", rank, size))
+    modules("megatron.core.parallel_state", get_pipeline_model_parallel_group=lambda: Group("7", rank, size))
     schedules = modules("megatron.core.pipeline_parallel.schedules")
     exec(text, vars(schedules))
     return schedules
@@ -177,7 +185,7 @@ class TrainSchedule(list[Any]):
 def pipeline_engine() -> Any:
     class PipelineEngine:
         stage_id, num_stages = 1, 2
-        grid = SimpleNamespace(get_pipe_parallel_group=lambda: group("3", 1, 2))
+        grid = SimpleNamespace(get_pipe_parallel_group=lambda: Group("3", 1, 2))
 
         def _exec_forward_pass(self, buffer_id: int) -> None:
             assert buffer_id >= 0
@@ -212,9 +220,13 @@ def test_zero_of_deepspeed_is_recorded_with_the_group_that_it_shards_over(
     recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
 ) -> None:
     class DeepSpeedEngine:
-        def __init__(self, stage: int, given: Any) -> None:
-            self.seq_data_parallel_group, self.data_parallel_group = None, group("1", 0, 4)
+        def __init__(
+            self, stage: int, given: Any = None, sharded: tuple[Any, ...] = (), along_sequence: int = 1
+        ) -> None:
+            self.seq_data_parallel_group, self.data_parallel_group = None, Group("1", 0, 4)
+            self.sequence_parallel_size = along_sequence
             self.optimizer = SimpleNamespace(dp_process_group=given)
+            self.module = SimpleNamespace(parameters=lambda: iter(sharded))
             self._stage = stage
 
         def zero_optimization_stage(self) -> int:
@@ -222,20 +234,27 @@ def test_zero_of_deepspeed_is_recorded_with_the_group_that_it_shards_over(
 
     modules("deepspeed.runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
     DeepSpeed(attribution).install()
-    DeepSpeedEngine(0, None)
-    DeepSpeedEngine(3, group("0", 0, 8))
-    assert [(entry["scheme"], entry["shards"]) for entry in recorder.of("sharding")] == [("none", 4), ("zero3", 8)]
-    assert [(entry["group"], entry["axis"]) for entry in recorder.of("axis")] == [("1", "dp"), ("0", "dp")]
+    DeepSpeedEngine(0)
+    DeepSpeedEngine(1, Group("2", 0, 8), along_sequence=2)
+    of_all, of_experts = Group("0", 0, 16), Group("3", 0, 2)
+    dense, expert = (
+        SimpleNamespace(ds_process_group=of_all),
+        SimpleNamespace(ds_process_group=of_experts, allreduce=False),
+    )
+    DeepSpeedEngine(3, sharded=(expert, dense, dense, expert, expert, SimpleNamespace()))
+    assert [(entry["scheme"], entry["shards"]) for entry in recorder.of("sharding")] == [
+        ("none", 4), ("zero1", 8), ("zero3", 16),
+    ]  # fmt: skip
+    assert [(entry["group"], entry["axis"]) for entry in recorder.of("axis")] == [
+        ("1", "dp"), ("2", "sp_dp"), ("0", "dp"),
+    ]  # fmt: skip
 
 
 # ---- torchft -------------------------------------------------------------------------------------------------------
 
 
-def test_groups_of_torchft_are_described_as_joining_replicas(
-    attribution: Attribution, modules: Callable[..., Any]
-) -> None:
-    made = SimpleNamespace(group_desc="")
-    made._set_group_desc = lambda description: setattr(made, "group_desc", description)
+def test_groups_of_torchft_join_replicas_and_stay_as_they_are(recorder: Recorder, modules: Callable[..., Any]) -> None:
+    made = Group("", 0, 2)
 
     class ProcessGroupWrapper:
         _pg: Any = None
@@ -243,10 +262,17 @@ def test_groups_of_torchft_are_described_as_joining_replicas(
         def configure(self) -> None:
             self._pg = made
 
+    has_log: list[Recorder | None] = [None]
+    attribution = Attribution(lambda _: has_log[0])  # type: ignore[arg-type,return-value]
     modules("torchft.process_group", ProcessGroupWrapper=ProcessGroupWrapper)
     TorchFt(attribution).install()
+    before = dict(vars(made))
     ProcessGroupWrapper().configure()
-    assert axis_of(made.group_desc) == "dp_replicate"
+    assert recorder.entries == []
+    has_log[0] = recorder  # the first operation opens the log
+    ProcessGroupWrapper().configure()
+    assert [(entry["axis"], entry["by"]) for entry in recorder.of("axis")] == [("dp_replicate", "torchft")]
+    assert vars(made) == before
 
 
 def test_group_without_a_name_is_named_by_its_object() -> None:
@@ -308,7 +334,7 @@ def test_oss_of_fairscale_shards_the_state_of_the_optimizer(
 ) -> None:
     class OSS:
         def __init__(self) -> None:
-            self.group = group("0", 0, 2)
+            self.group = Group("0", 0, 2)
 
     modules("fairscale.optim.oss", OSS=OSS)
     FairScale(attribution).install()

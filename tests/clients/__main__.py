@@ -28,6 +28,10 @@ PACKAGES = {
     "typing-inspection tqdm packaging psutil",
     "megatron": "megatron-core packaging einops",
     "fairscale": "fairscale",
+    "torchft": "torchft opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp-proto-http "
+    "opentelemetry-exporter-otlp-common opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-http-transport "
+    "opentelemetry-proto opentelemetry-semantic-conventions googleapis-common-protos requests certifi idna urllib3 "
+    "charset-normalizer",
 }
 TIMEOUT_S = 300
 
@@ -40,6 +44,7 @@ class Client:
     program: str
     arguments: tuple[str, ...] = ()
     starts_ranks: bool = False
+    steps: int = 12
     tokens: int | None = 128  # 2 ranks, 4 sequences of 16 each
     samples: int = 8
     scheme: str = "none"
@@ -71,6 +76,10 @@ CLIENTS = {
         schedule="Interleaved1F1B", theory=1 / 9, axes=frozenset({"pp", "tp"}),
     ),
     "fairscale-oss": Client(framework="fairscale", program="fairscale_oss.py", scheme="zero2"),
+    # The second replica fails after 6 steps: both have the 6 after it.
+    "torchft-replicas": Client(
+        framework="torchft", program="torchft_replicas.py", starts_ranks=True, steps=6, axes=frozenset({"dp_replicate"})
+    ),
 }  # fmt: skip
 
 
@@ -114,7 +123,7 @@ def compare(client: Client, summary: Summary) -> list[str]:
     formula = summary.ranks[0].memory_formula
     communicated = {row.group for row in summary.collectives}
     found = {
-        "steps": (summary.steps.count, 12),
+        "steps": (summary.steps.count, client.steps),
         "tokens a step": (throughput and throughput.tokens_per_step, client.tokens),
         "samples a step": (throughput and throughput.samples_per_step, client.samples),
         "scheme": (formula and formula.scheme, client.scheme),

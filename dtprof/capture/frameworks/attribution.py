@@ -16,6 +16,8 @@ from dtprof.capture.string_entries import entry, timed_entry
 Begin = Callable[..., Any]
 End = Callable[[Any, bool], object]
 NOTHING = -1
+MOST_EARLY_USES = 1_000
+"""Declared axes that wait for a log: a process that never has one keeps no more."""
 FRAMEWORKS_UPON_TORCH = ("megatron", "deepspeed", "fairscale", "torchft")
 """Packages with adapters of their own: a version that moved its names loses the adapter."""
 
@@ -28,6 +30,7 @@ class Attribution:
         self._recorder = recorder
         self._labels: Labels | None = None
         self._missing: list[str] = []
+        self._early_uses: list[tuple[str, str, str]] = []
         # A forked child opens a log of its own, in which labels must be declared again.
         os.register_at_fork(after_in_child=self._forget)
 
@@ -45,6 +48,8 @@ class Attribution:
         # Frameworks are hooked as they are imported, often before this process has a log to note in.
         for text in self._missing:
             recorder.write_entry(timed_entry("note", text=text))
+        while self._early_uses:
+            self.declare_use(*self._early_uses.pop(0))
         return self._labels
 
     def label(self, describe: Describe, *parts: Any) -> int:
@@ -77,8 +82,13 @@ class Attribution:
             self._labels.recorder.set_label(before)
 
     def declare_use(self, group: Any, axis: str, by: str) -> None:
-        """Write the axis of a group, given as such or by its name, and who uses it so, once."""
+        """Write the axis of a group, given as such or by its name, and who uses it so, once.
+
+        Before this process has a log, the declaration waits for it: groups are configured before their first use.
+        """
         labels, name = self.labels(), group if isinstance(group, str) else name_of(group)
+        if labels is None and len(self._early_uses) < MOST_EARLY_USES:
+            self._early_uses.append((name, axis, by))
         if labels is not None and labels.first_time(("axis", name, axis)):
             labels.recorder.write_entry(entry("axis", group=name, axis=axis, by=by))
 

@@ -1,5 +1,6 @@
 """Record how ZeRO of DeepSpeed shards the model, its data-parallel group, and the actions of its pipeline."""
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from dtprof.capture.group_descriptions import name_of
 
 _BY = "deepspeed"
 _INSTRUCTIONS = ("ForwardPass", "BackwardPass")
+_ZERO_3 = 3
 
 
 class DeepSpeed:
@@ -30,12 +32,16 @@ class DeepSpeed:
             self._attribution.after(module.DeepSpeedEngine, "__init__", self._see_engine)
 
     def _see_engine(self, _: Any, engine: Any, *__: Any, **___: Any) -> None:
-        # ZeRO-3 shards over the default group unless it is given one, whatever group the engine has.
         given = getattr(engine.optimizer, "dp_process_group", None)
         group = given if given is not None else engine.seq_data_parallel_group or engine.data_parallel_group
-        self._attribution.declare_use(group, "dp", _BY)
+        # Ranks along the sequence join the ranks along the data in the group that reduces gradients.
+        axis = "dp" if getattr(engine, "sequence_parallel_size", 1) == 1 else "sp_dp"
         stage = engine.zero_optimization_stage()
-        self._attribution.declare_sharding(f"zero{stage}" if stage else "none", group, _BY)
+        # ZeRO-3 shards each parameter over a group of its own: the default group, unless it is given one.
+        of_parameters = _parameter_groups(engine) if stage == _ZERO_3 else []
+        for used in (group, *of_parameters):
+            self._attribution.declare_use(used, axis, _BY)
+        self._attribution.declare_sharding(f"zero{stage}" if stage else "none", (*of_parameters, group)[0], _BY)
 
     # ---- the pipeline --------------------------------------------------------------------------------------------
 
@@ -79,3 +85,13 @@ class DeepSpeed:
 
     def _begin_backward(self, engine: Any, buffer_id: int) -> OpenAction | None:
         return self._counted.begin_backward(buffer_id, engine.stage_id)
+
+
+def _parameter_groups(engine: Any) -> list[Any]:
+    """Return the groups over which ZeRO-3 shards parameters, those of most parameters first; none of experts."""
+    groups = [
+        parameter.ds_process_group
+        for parameter in engine.module.parameters()
+        if hasattr(parameter, "ds_process_group") and getattr(parameter, "allreduce", True)
+    ]
+    return [group for group, _ in collections.Counter(groups).most_common()]

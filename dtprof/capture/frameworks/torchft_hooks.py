@@ -5,8 +5,7 @@ from typing import Any
 from dtprof.capture.frameworks.attribution import Attribution
 
 _MODULE = "torchft.process_group"
-DESCRIPTION = "dp_replicate"
-"""The description of a group along this axis; torchft gives its groups none."""
+AXIS = "dp_replicate"
 
 
 class TorchFt:
@@ -23,11 +22,10 @@ class TorchFt:
     def _hook(self, module: Any) -> None:
         wrapper = module.ProcessGroupWrapper
         if self._attribution.has_all(wrapper, ("configure",)):
-            self._attribution.after(wrapper, "configure", self._describe)
+            self._attribution.after(wrapper, "configure", self._see)
 
-    @staticmethod
-    def _describe(_: None, wrapper: Any, *__: Any, **___: Any) -> None:
+    def _see(self, _: None, wrapper: Any, *__: Any, **___: Any) -> None:
         group = wrapper._pg
-        # The name stays empty: torch keeps a list of names. The description is read by people and profilers only.
-        if group is not None and not hasattr(group, "configure") and not group.group_desc:
-            group._set_group_desc(DESCRIPTION)
+        # A wrapper of a wrapper is configured through it.
+        if group is not None and not hasattr(group, "configure"):
+            self._attribution.declare_use(group, AXIS, "torchft")

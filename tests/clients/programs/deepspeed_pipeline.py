@@ -23,6 +23,8 @@ def main() -> None:
     data = iter(lambda: (torch.randn(4, WIDTH), torch.randn(4, WIDTH)), None)
     for _ in range(12):
         engine.train_batch(data_iter=data)
+    # Without this, gloo's threads end with the interpreter, which aborts now and then.
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
