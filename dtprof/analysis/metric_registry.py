@@ -12,7 +12,16 @@ from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
 from dtprof.analysis.communication.traffic import measure_overlap
-from dtprof.analysis.results import PARTS, CollectiveResult, RankResult, StragglerResult, Summary
+from dtprof.analysis.results import (
+    PARTS,
+    CallSiteResult,
+    CollectiveResult,
+    MessageSizes,
+    PhaseCommunication,
+    RankResult,
+    StragglerResult,
+    Summary,
+)
 from dtprof.records.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 
 Of = TypeVar("Of")
@@ -123,6 +132,8 @@ def _largest(sample: str, rank: RankResult) -> float | None:
 NO_STEPS = "no step has a begin and an end on every rank"
 NO_PARTITION = "completion of its operations is not observed"
 NO_WAITS = "not every member's arrival is known"
+SIZES_UNKNOWN = "the run was imported from records without sizes"
+NO_BANDWIDTH = "the transfer is not known, or the operation is gather or scatter"
 
 JOB: tuple[Metric[Summary], ...] = (
     Metric(
@@ -545,7 +556,7 @@ COLLECTIVE: tuple[Metric[CollectiveResult], ...] = (
         unit="bytes",
         definition="Bytes that one rank puts into one operation, mean.",
         section="Collectives",
-        null="the run was imported from records without sizes",
+        null=SIZES_UNKNOWN,
         tooltips={"collectives": "bytes"},
         compared=10,
         prometheus="operation_bytes",
@@ -615,11 +626,98 @@ COLLECTIVE: tuple[Metric[CollectiveResult], ...] = (
         "others. Comparable with the speed of the link.",
         section="Bus bandwidth",
         clock="device",
-        null="the transfer is not known, or the operation is gather or scatter",
+        null=NO_BANDWIDTH,
         tooltips={"collectives": "busbw", "bandwidth": "bus_bandwidth"},
         prometheus="operation_bus_bytes_per_second",
     ),
+    _of_operations(
+        "algbw_gb_per_s",
+        unit="GB/s",
+        better="higher",
+        definition="Algorithm bandwidth as nccl-tests define it: bytes over transfer time.",
+        section="Bus bandwidth",
+        clock="device",
+        null=NO_BANDWIDTH,
+        tooltips={"collectives": "algbw"},
+    ),
 )
+
+
+def _per_step(json: str, name: str, **declared: Any) -> Metric[Any]:
+    return Metric(name=name, value=attrgetter(name), json=f"{json}[].{name}", **declared)
+
+
+def _of_communication(json: str, whose: str, *names: str) -> tuple[Metric[Any], ...]:
+    """Return figures of a step's operations, mean over the ranks of the job."""
+    kinds = {
+        "count_per_step": ("per step", "neither", "Operations of a rank {}.", "", "", "operations"),
+        "bytes": (
+            "bytes",
+            "neither",
+            "Bytes that one rank puts into one of the operations {}, mean.",
+            "",
+            SIZES_UNKNOWN,
+            "bytes",
+        ),
+        "bytes_per_step": (
+            "bytes",
+            "neither",
+            "Bytes that a rank puts into operations {}.",
+            "",
+            SIZES_UNKNOWN,
+            "bytes",
+        ),
+        "exposed_ns_per_step": (
+            "ns",
+            "lower",
+            "Time of a step in which a rank does nothing else because of operations {}.",
+            "device",
+            "completion is not observed",
+            "exposed",
+        ),
+        "wait_ns_per_step": (
+            "ns",
+            "lower",
+            "Time of a step from the arrival of a rank to that of the last one, in operations {}.",
+            "device",
+            NO_WAITS,
+            "wait",
+        ),
+        "transfer_ns_per_step": (
+            "ns",
+            "lower",
+            "Time of a step from the arrival of the last rank to completion, in operations {}.",
+            "device",
+            NO_WAITS,
+            "transfer",
+        ),
+        "algbw_gb_per_s": (
+            "GB/s",
+            "higher",
+            "Algorithm bandwidth, bytes over transfer time, of operations {}.",
+            "device",
+            NO_BANDWIDTH,
+            "algbw",
+        ),
+        "busbw_gb_per_s": ("GB/s", "higher", "Bus bandwidth of operations {}.", "device", NO_BANDWIDTH, "busbw"),
+    }
+    return tuple(
+        _per_step(
+            json,
+            name,
+            unit=unit,
+            better=better,
+            definition=said.format(whose),
+            section="Call sites, phases and sizes",
+            clock=clock,
+            null=null,
+            tooltips={json: tooltip},
+        )
+        for name in names
+        for unit, better, said, clock, null, tooltip in (kinds[name],)
+    )
+
+
 STRAGGLER: tuple[Metric[StragglerResult], ...] = (
     Metric(
         name="last_share",
@@ -660,10 +758,29 @@ STRAGGLER: tuple[Metric[StragglerResult], ...] = (
         prometheus="straggler_seconds",
     ),
 )
+CALL_SITE: tuple[Metric[CallSiteResult], ...] = _of_communication(
+    "call_sites",
+    "that the line issues in this phase",
+    *("count_per_step", "bytes", "exposed_ns_per_step", "wait_ns_per_step", "transfer_ns_per_step"),
+)
+PHASE: tuple[Metric[PhaseCommunication], ...] = _of_communication(
+    "communication_phases",
+    "issued in the phase",
+    *("count_per_step", "bytes_per_step", "exposed_ns_per_step", "wait_ns_per_step", "transfer_ns_per_step"),
+)
+SIZES: tuple[Metric[MessageSizes], ...] = _of_communication(
+    "message_sizes",
+    "of this size class",
+    *("count_per_step", "bytes_per_step", "exposed_ns_per_step", "transfer_ns_per_step"),
+    *("algbw_gb_per_s", "busbw_gb_per_s"),
+)
 KINDS: Mapping[str, tuple[Metric[Any], ...]] = {
     "job": JOB,
     "rank": RANK,
     "collective": COLLECTIVE,
+    "call_site": CALL_SITE,
+    "communication_phase": PHASE,
+    "message_sizes": SIZES,
     "straggler": STRAGGLER,
 }
 METRICS = tuple(metric for metrics in KINDS.values() for metric in metrics)

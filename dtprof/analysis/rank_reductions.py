@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dtprof.analysis.communication.collective_table import RowKey, add_rows, sum_rows
+from dtprof.analysis.communication.communication_sites import SiteKey, sum_sites
 from dtprof.analysis.communication.dropped_operations import sum_dropped
 from dtprof.analysis.communication.operation_timing import ESTIMATED, NOT_KNOWN, Timing, split_blocked
 from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums, find_rows
@@ -160,6 +161,7 @@ class BatchReduction:
     timing: Timing  # of the operations of all
     rows: dict[RowKey, Array]  # sums over these ranks
     dropped: dict[RowKey, Array]  # of operations of which only sums are left
+    sites: dict[SiteKey, Column]  # sums over these ranks, by call site; empty without measured steps
 
 
 def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
@@ -334,6 +336,7 @@ def reduce_ranks(
         timing=timing,
         rows=sum_rows(batch, apis, chosen=chosen, instances=instances, timing=timing),
         dropped=dropped,
+        sites=sum_sites(batch, apis, chosen=chosen, timing=timing) if used.known else {},
     )
 
 

@@ -212,7 +212,78 @@ class CollectiveResult:
     exposed_ns: int | None
     overlap: float | None
     busbw_gb_per_s: float | None
+    algbw_gb_per_s: float | None = None
     dropped_records: int = 0  # of all ranks; they are in count and bytes, from anywhere in the run, and in nothing else
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallLine:
+    """A line of the program."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def words(self) -> str:
+        """Return it as text and tables have it: the name of the file, the line, the function."""
+        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSiteResult:
+    """Operations that one line of the program issues in one phase, along one axis; means over all ranks and steps."""
+
+    line: CallLine | None  # None: no line of the program is known
+    phase: str  # in which it issues them; one of PHASES
+    axis: str  # or the description of the group, or its name
+    op: str
+    api: str | None
+    count_per_step: float  # operations of a rank
+    bytes: int | None  # that one rank puts into one operation
+    exposed_ns_per_step: int | None
+    wait_ns_per_step: int | None
+    transfer_ns_per_step: int | None
+
+    @property
+    def operation(self) -> str:
+        """Return for people the operation, with the component that issues it where that says more."""
+        return f"{self.op} ({self.api})" if self.api and self.api not in self.op else self.op
+
+    @property
+    def what(self) -> str:
+        """Return for people the operation, its axis and its phase."""
+        phase = "outside all phases" if self.phase == "other" else f"in {self.phase.replace('_', ' ')}"
+        return f"{self.operation} over {self.axis} {phase}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseCommunication:
+    """Communication that ranks issue in one phase of the step; means over all ranks and steps."""
+
+    phase: str  # one of PHASES
+    count_per_step: float
+    bytes_per_step: int | None
+    exposed_ns_per_step: int | None
+    wait_ns_per_step: int | None
+    transfer_ns_per_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageSizes:
+    """Operations of one size class: from a power of two to below the next; means over all ranks and steps."""
+
+    axis: str  # or the description of the group, or its name
+    ranks: int  # of the group
+    op: str
+    from_bytes: int  # that one rank puts into one operation
+    below_bytes: int
+    count_per_step: float
+    bytes_per_step: int
+    exposed_ns_per_step: int | None
+    transfer_ns_per_step: int | None
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +306,7 @@ class SmallMessages:
     count_per_step: float
     bytes: int  # each, mean
     exposed_ns_per_step: int  # of each rank
+    line: CallLine | None = None  # of the program, that issues those which cost most; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +322,7 @@ class SerialisedCollectives:
     bytes: int  # each, mean
     exposed_ns_per_step: int  # transfers in them that blocked a rank
     gain_ns_per_step: int  # at most, were those of each row under way together
+    line: CallLine | None = None  # of the program, that issues those with the largest gain; None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,6 +525,9 @@ class Summary:
     throughput: Throughput | None = None  # None: not known
     ranks: tuple[RankResult, ...]
     collectives: tuple[CollectiveResult, ...]
+    call_sites: tuple[CallSiteResult, ...] = ()  # costliest first; empty without measured steps, as the next two
+    communication_phases: tuple[PhaseCommunication, ...] = ()
+    message_sizes: tuple[MessageSizes, ...] = ()
     small_messages: tuple[SmallMessages, ...] = ()
     serialised: tuple[SerialisedCollectives, ...] = ()
     pipeline: PipelineResult | None = None

@@ -9,6 +9,13 @@ import numpy as np
 
 from dtprof.analysis.caveats import list_caveats
 from dtprof.analysis.communication.collective_table import MAX_LISTED, RowKey, add_rows, list_collectives
+from dtprof.analysis.communication.communication_sites import (
+    SiteKey,
+    add_sites,
+    list_sites,
+    list_sizes,
+    sum_by_phase,
+)
 from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
 from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
@@ -79,12 +86,14 @@ class Reductions(Generic[Found]):
     details: list[Found] = field(default_factory=list)  # where they are asked for
     rows: dict[RowKey, Array] = field(default_factory=dict)  # sums of these
     dropped: dict[RowKey, Array] = field(default_factory=dict)
+    sites: dict[SiteKey, Column] = field(default_factory=dict)
 
     def join(self, others: "Reductions[Found] | BatchReduction") -> None:
         """Take in other ranks."""
         self.ranks.extend(others.ranks)
         add_rows(self.rows, others.rows)
         add_rows(self.dropped, others.dropped)
+        add_sites(self.sites, others.sites)
 
 
 def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
@@ -188,6 +197,8 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
     stale = tuple(sorted(set(run.folders) - set(chosen)))
     durations = _durations(steps.values(), used)
     collectives = list_collectives(sums)
+    num_steps = used.last - used.first + 1 if used.known else 0
+    sites = list_sites(reduced.sites, num_steps=num_steps, num_ranks=len(facts))
     groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
     pipeline, pipeline_caveats = measure_pipelines(list(pipelines.values()), windows, used)
     nodes = _read_device_nodes(run, facts)
@@ -257,17 +268,21 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
             unlisted=max(0, len(sums) - MAX_LISTED),
         ),
         critical_path=_critical_path(reductions),
+        call_sites=sites,
+        communication_phases=sum_by_phase(reduced.sites, num_steps=num_steps, num_ranks=len(facts)),
+        message_sizes=list_sizes(reduced.sites, num_steps=num_steps, num_ranks=len(facts)),
         small_messages=find_small_messages(
             collectives,
             groups,
-            num_steps=used.last - used.first + 1 if used.known else 0,
+            sites,
+            num_steps=num_steps,
             step_ns=int(np.median(durations)) if len(durations) else None,
         ),
         throughput=throughput,
         serialised=find_serialised(
             [reduction.serialised for reduction in reductions],
             groups,
-            num_steps=used.last - used.first + 1 if used.known else 0,
+            num_steps=num_steps,
             step_ns=int(np.median(durations)) if len(durations) else None,
         ),
         clocks=_list_clocks(surveys),

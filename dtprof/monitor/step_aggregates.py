@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dtprof.analysis.communication.collective_table import add_rows
+from dtprof.analysis.communication.communication_sites import add_sites
 from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums
 from dtprof.analysis.memory.memory_formulas import ModelShare
 from dtprof.analysis.memory.memory_growth import find_growth
@@ -139,6 +140,7 @@ class StepAggregates:
         reduced: Reductions[None] = Reductions(dropped=pieces[-1].reduced.dropped)
         for piece in pieces:
             add_rows(reduced.rows, piece.reduced.rows)
+            add_sites(reduced.sites, piece.reduced.sites)
         of_rank: dict[int, list[tuple[int, RankReduction]]] = {}
         for piece in pieces:
             for own in piece.reduced.ranks:

@@ -13,7 +13,14 @@ from dtprof.interchange.public_tables.result_tables import tabulate_results
 from dtprof.report.documents.summary_json import summary_json
 from tests.report.example_summaries import empty_summary, summary_of
 
-TABLES = {"rank": "ranks", "collective": "collectives", "straggler": "stragglers"}
+TABLES = {
+    "rank": "ranks",
+    "collective": "collectives",
+    "call_site": "call_sites",
+    "communication_phase": "communication_phases",
+    "message_sizes": "message_sizes",
+    "straggler": "stragglers",
+}
 
 
 def rows_of(kind: str, summary: Summary) -> list[Any]:

@@ -5,10 +5,14 @@ from dataclasses import replace
 from dtprof.analysis.results import (
     PARTS,
     PHASES,
+    CallLine,
+    CallSiteResult,
     CollectiveResult,
     GroupResult,
     Interval,
+    MessageSizes,
     Overhead,
+    PhaseCommunication,
     RankResult,
     Spread,
     Steps,
@@ -102,12 +106,58 @@ def summary_of(*, num_ranks: int = 4, num_steps: int = 20, run: str = "dtprof-ru
             for rank in ranks
         ),
         collectives=_collectives(num_steps) if num_ranks > 1 else (),
+        call_sites=_call_sites() if num_ranks > 1 else (),
+        communication_phases=(
+            PhaseCommunication(
+                phase="backward",
+                count_per_step=4.0,
+                bytes_per_step=100 * 2**20,
+                exposed_ns_per_step=80 * MS,
+                wait_ns_per_step=60 * MS,
+                transfer_ns_per_step=40 * MS,
+            ),
+        )
+        if num_ranks > 1
+        else (),
+        message_sizes=(
+            MessageSizes(
+                axis="dp",
+                ranks=num_ranks,
+                op="all_reduce",
+                from_bytes=16 * 2**20,
+                below_bytes=32 * 2**20,
+                count_per_step=4.0,
+                bytes_per_step=100 * 2**20,
+                exposed_ns_per_step=80 * MS,
+                transfer_ns_per_step=40 * MS,
+                algbw_gb_per_s=2.6,
+                busbw_gb_per_s=3.9,
+            ),
+        )
+        if num_ranks > 1
+        else (),
         stragglers=(StragglerResult(rank=2, last_share=0.86, slowdown=1.33, blame_ns_per_step=150 * MS),)
         if num_ranks > LATE_RANK
         else (),
         timeline=timeline_of(num_ranks),
         cannot_tell=("The pipeline schedule is not known: no pipeline actions were recorded.",),
     )
+
+
+def _call_sites() -> tuple[CallSiteResult, ...]:
+    known = CallSiteResult(
+        line=CallLine(file="/home/me/train.py", line=41, function="train"),
+        phase="backward",
+        axis="dp",
+        op="all_reduce",
+        api="ddp",
+        count_per_step=4.0,
+        bytes=25 * 2**20,
+        exposed_ns_per_step=80 * MS,
+        wait_ns_per_step=60 * MS,
+        transfer_ns_per_step=40 * MS,
+    )
+    return (known, replace(known, line=None, phase="other", api=None, exposed_ns_per_step=None))
 
 
 def _collectives(num_steps: int) -> tuple[CollectiveResult, ...]:

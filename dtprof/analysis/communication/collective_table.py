@@ -173,11 +173,12 @@ def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:
 def _result(key: RowKey, sums: tuple[int, ...]) -> CollectiveResult:
     row = dict(zip(ROW_SUMS.names or (), sums, strict=True))
     transfer = int(row["transfer"])
-    busbw = None
+    algbw = busbw = None
     if row["split"] and transfer > 0:
         factor = bus_factor(key.op, key.group.size)
         if factor is not None and row["split_nbytes"]:
-            busbw = total_bytes(key.op, int(row["split_nbytes"]), key.group.size) * factor / transfer
+            algbw = total_bytes(key.op, int(row["split_nbytes"]), key.group.size) / transfer
+            busbw = algbw * factor
     return CollectiveResult(
         group=key.group.name,
         op=key.op,
@@ -192,6 +193,7 @@ def _result(key: RowKey, sums: tuple[int, ...]) -> CollectiveResult:
         exposed_ns=_mean(row["exposed"], row["seen"]),
         overlap=1 - int(row["in_flight_exposed"]) / int(row["in_flight"]) if row["in_flight"] > 0 else None,
         busbw_gb_per_s=busbw,
+        algbw_gb_per_s=algbw,
     )
 
 

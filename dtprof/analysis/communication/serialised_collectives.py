@@ -7,7 +7,7 @@ what the same operation has just given makes no sense, so that the second need n
 Operations that a device timed are left out: those of a group run on one stream, one after the other in any case.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 
 from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.placed_ranks import PlacedBatch
-from dtprof.analysis.results import GroupResult, SerialisedCollectives
+from dtprof.analysis.results import CallLine, GroupResult, SerialisedCollectives
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
 from dtprof.job.axes import purpose_of
@@ -37,6 +37,7 @@ class SerialKey(NamedTuple):
     group: str
     op: str
     api: str
+    line: CallLine | None = None  # of the program, that issues the first of a row
 
 
 class SerialSums(NamedTuple):
@@ -80,17 +81,25 @@ def find_rows(
     first = begins[several]
     api_of_operation = np.concatenate([api.of_operation for api in apis])
     rows = order[first]
-    kinds = np.stack([place[first], operations["group"][rows], operations["op"][rows], api_of_operation[rows]], axis=1)
+    kinds = np.stack(
+        [place[first], *(operations[name][rows] for name in ("group", "op", "site")), api_of_operation[rows]], axis=1
+    )
     distinct, place = np.unique(kinds, axis=0, return_inverse=True)
     sums = np.zeros((len(distinct), columns.shape[1]), np.int64)
     np.add.at(sums, place.ravel(), columns)
-    for (at, number, op, api), row in zip(distinct.tolist(), sums.tolist(), strict=True):
+    for (at, number, op, site_id, api), row in zip(distinct.tolist(), sums.tolist(), strict=True):
         tables = batch.ranks[at].placed.tables
         group = tables.groups.get(number)
         if group is not None and group.size > 1:
-            key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis[at].names[api])
-            sums_by_rank[at][key] = SerialSums(*row)
+            site = tables.sites.get(site_id)
+            line = CallLine(file=site.file, line=site.line, function=site.function) if site and site.file else None
+            key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis[at].names[api], line)
+            sums_by_rank[at][key] = _add(sums_by_rank[at].get(key), SerialSums(*row))
     return sums_by_rank
+
+
+def _add(known: SerialSums | None, more: SerialSums) -> SerialSums:
+    return more if known is None else SerialSums(*(a + b for a, b in zip(known, more, strict=True)))
 
 
 def _by_thread(rows: Column, operations: Array, place: Column) -> Column:
@@ -114,9 +123,15 @@ def find_serialised(
         return ()
     axes = {group.name: purpose_of(group) or group.name for group in groups}
     members: dict[SerialKey, list[SerialSums]] = defaultdict(list)
+    gains: dict[SerialKey, Counter[CallLine | None]] = defaultdict(Counter)
     for rank in ranks:
+        joined: dict[SerialKey, SerialSums] = {}
         for key, sums in rank.items():
-            members[key].append(sums)
+            operation = key._replace(line=None)
+            joined[operation] = _add(joined.get(operation), sums)
+            gains[operation][key.line] += sums.gain_ns
+        for operation, sums in joined.items():
+            members[operation].append(sums)
     alike: dict[tuple[str, str, str], list[SerialisedCollectives]] = defaultdict(list)
     for key, own in members.items():
         n = len(own) * num_steps
@@ -133,6 +148,7 @@ def find_serialised(
                     bytes=sum(sums.nbytes for sums in own) // sum(sums.operations for sums in own),
                     exposed_ns_per_step=sum(sums.exposed_ns for sums in own) // n,
                     gain_ns_per_step=gain_ns,
+                    line=gains[key].most_common(1)[0][0],
                 )
             )
     worst = [replace(max(rows, key=lambda row: row.gain_ns_per_step), groups=len(rows)) for rows in alike.values()]

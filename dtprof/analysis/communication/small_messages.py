@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dtprof.analysis.results import CollectiveResult, GroupResult, SmallMessages
+from dtprof.analysis.results import CallLine, CallSiteResult, CollectiveResult, GroupResult, SmallMessages
 from dtprof.job.axes import purpose_of
 from dtprof.records.events import POINT_TO_POINT
 
@@ -16,7 +16,12 @@ MIN_SHARE = 0.01
 
 
 def find_small_messages(
-    collectives: Sequence[CollectiveResult], groups: Sequence[GroupResult], *, num_steps: int, step_ns: int | None
+    collectives: Sequence[CollectiveResult],
+    groups: Sequence[GroupResult],
+    sites: Sequence[CallSiteResult],
+    *,
+    num_steps: int,
+    step_ns: int | None,
 ) -> tuple[SmallMessages, ...]:
     """Return the small operations that cost the program most, one row an axis, operation and api."""
     if not num_steps or not step_ns:
@@ -44,10 +49,17 @@ def find_small_messages(
                 count_per_step=a_step,
                 bytes=row.bytes,
                 exposed_ns_per_step=exposed_ns,
+                line=_find_line(sites, axis, row),
             )
         )
     worst = [_worst(rows) for rows in alike.values()]
     return tuple(sorted(worst, key=lambda row: (-row.exposed_ns_per_step, row.axis, row.op, row.api or "")))
+
+
+def _find_line(sites: Sequence[CallSiteResult], axis: str, row: CollectiveResult) -> CallLine | None:
+    """Return the line that issues the costliest of these operations, of call sites with the costliest first."""
+    alike = (site for site in sites if (site.axis, site.op, site.api) == (axis, row.op, row.api))
+    return next((site.line for site in alike if site.bytes is not None and site.bytes <= MOST_BYTES), None)
 
 
 def _worst(rows: Sequence[SmallMessages]) -> SmallMessages:

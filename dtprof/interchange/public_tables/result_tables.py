@@ -67,6 +67,28 @@ GROUPS = (
     Column(name="size", dtype="int64", meaning="number of ranks"),
     Column(name="ranks", dtype="str", meaning="global ranks, separated by blanks"),
 )
+CALL_SITES = (
+    Column(name="file", dtype="str", meaning="source file of the program; masked: no line is known"),
+    Column(name="line", dtype="int64", meaning="line that issues the operations; masked: not known"),
+    Column(name="function", dtype="str", meaning="function of the line; masked: not known"),
+    Column(name="phase", dtype="str", meaning="phase of the step in which they are issued"),
+    Column(name="axis", dtype="str", meaning="axis of parallelism, else description or name of the process group"),
+    Column(name="op", dtype="str", meaning="operation"),
+    Column(name="api", dtype="str", meaning="framework component or call that issues it; masked: not known"),
+    *_columns(metric_registry.CALL_SITE),
+)
+COMMUNICATION_PHASES = (
+    Column(name="phase", dtype="str", meaning="phase of the step in which operations are issued"),
+    *_columns(metric_registry.PHASE),
+)
+MESSAGE_SIZES = (
+    Column(name="axis", dtype="str", meaning="axis of parallelism, else description or name of the process group"),
+    Column(name="ranks", dtype="int64", meaning="ranks of the process group"),
+    Column(name="op", dtype="str", meaning="operation"),
+    Column(name="from_bytes", dtype="int64", unit="bytes", meaning="smallest size of the class, a power of two or 0"),
+    Column(name="below_bytes", dtype="int64", unit="bytes", meaning="first size above the class"),
+    *_columns(metric_registry.SIZES),
+)
 STRAGGLERS = (RANK, *_columns(metric_registry.STRAGGLER))
 
 
@@ -94,6 +116,24 @@ def _ranks(summary: Summary) -> list[tuple[Any, ...]]:
     return [(rank.rank, *_values(metric_registry.RANK, rank), rank.ended) for rank in summary.ranks]
 
 
+def _call_sites(summary: Summary) -> list[tuple[Any, ...]]:
+    return [
+        (
+            *((site.line.file, site.line.line, site.line.function) if site.line else (None, None, None)),
+            *(site.phase, site.axis, site.op, site.api),
+            *_values(metric_registry.CALL_SITE, site),
+        )
+        for site in summary.call_sites
+    ]
+
+
+def _message_sizes(summary: Summary) -> list[tuple[Any, ...]]:
+    return [
+        (*(row.axis, row.ranks, row.op, row.from_bytes, row.below_bytes), *_values(metric_registry.SIZES, row))
+        for row in summary.message_sizes
+    ]
+
+
 def _groups(summary: Summary) -> list[tuple[Any, ...]]:
     return [
         (group.name, group.description, group.axis, len(group.ranks), " ".join(map(str, group.ranks)))
@@ -111,6 +151,12 @@ RESULTS: dict[str, tuple[tuple[Column, ...], Callable[[Summary], list[tuple[Any,
             (row.group, row.op, row.api, *_values(metric_registry.COLLECTIVE, row)) for row in summary.collectives
         ],
     ),
+    "call_sites": (CALL_SITES, _call_sites),
+    "communication_phases": (
+        COMMUNICATION_PHASES,
+        lambda summary: [(row.phase, *_values(metric_registry.PHASE, row)) for row in summary.communication_phases],
+    ),
+    "message_sizes": (MESSAGE_SIZES, _message_sizes),
     "groups": (GROUPS, _groups),
     "stragglers": (
         STRAGGLERS,

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.results import RankResult, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_rate
 from dtprof.monitor.rank_activity import RankActivity
@@ -47,6 +48,9 @@ def render_screen(snapshot: JobSnapshot, run: Path, *, height: int, width: int =
     advice = _advice(snapshot.summary, width)
     if len(head) + len(advice) + FEWEST_RANKS + 3 <= height:
         head += advice
+    costliest = _costliest_line(snapshot.summary, width)
+    if len(head) + len(costliest) + FEWEST_RANKS + 3 <= height:
+        head += costliest
     room = max(FEWEST_RANKS, height - len(head) - 3)
     shown = choose_ranks(snapshot.ranks, snapshot.summary, room)
     rest = len(snapshot.ranks) - len(shown)
@@ -104,6 +108,12 @@ def _advice(summary: Summary | None, width: int) -> list[Text]:
     if summary is None or summary.advice is None:
         return []
     return [Text(line, style="cyan") for line in _wrap(f"advice: {summary.advice.sentence}", width)]
+
+
+def _costliest_line(summary: Summary | None, width: int) -> list[Text]:
+    """Return the line of the program whose communication costs most."""
+    sentence = describe_costliest_line(summary) if summary is not None else ""
+    return [Text(line, style="cyan") for line in _wrap(f"call site: {sentence}", width)] if sentence else []
 
 
 def _wrap(alarm: str, width: int) -> list[str]:

@@ -67,7 +67,69 @@ def render_collectives(panel: Panel, source: Source, _: Pages) -> Markup:
         unit_column("transfer", "transfer", [row.transfer_ns for row in rows], DURATIONS),
         unit_column("exposed", "exposed", [row.exposed_ns for row in rows], DURATIONS),
         number_column("overlap", "overlap", [row.overlap for row in rows], format_share),
-        number_column("busbw", "bus bandwidth\u00a0(GB/s)", [row.busbw_gb_per_s for row in rows]),
+        number_column("algbw", "algbw\u00a0(GB/s)", [row.algbw_gb_per_s for row in rows]),
+        number_column("busbw", "busbw\u00a0(GB/s)", [row.busbw_gb_per_s for row in rows]),
+    ]
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+
+
+NO_STEP_SUMS = Nothing(
+    why="Operations are not known step by step.",
+    remedy="It takes operations in measured steps; see Quality of the measurement for what is missing.",
+)
+
+
+def render_call_sites(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List the lines of the program that issue operations, costliest first."""
+    rows = source.summary.call_sites
+    if not rows:
+        return render_nothing(NO_STEP_SUMS)
+    columns = [
+        text_column("line", "line", [row.line.words if row.line else "\u2013" for row in rows]),
+        text_column("phase", "phase", [row.phase.replace("_", " ") for row in rows]),
+        text_column("op", "operation", [row.operation for row in rows]),
+        text_column("axis", "axis", [row.axis for row in rows]),
+        number_column("operations", "operations a step", [row.count_per_step for row in rows]),
+        number_column("bytes", "size", [row.bytes for row in rows], format_bytes),
+        unit_column("exposed", "exposed a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
+        unit_column("wait", "wait", [row.wait_ns_per_step for row in rows], DURATIONS),
+        unit_column("transfer", "transfer", [row.transfer_ns_per_step for row in rows], DURATIONS),
+    ]
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+
+
+def render_communication_phases(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List the communication issued in each phase."""
+    rows = source.summary.communication_phases
+    if not rows:
+        return render_nothing(NO_STEP_SUMS)
+    columns = [
+        text_column("phase", "phase", [row.phase.replace("_", " ") for row in rows]),
+        number_column("operations", "operations a step", [row.count_per_step for row in rows]),
+        number_column("bytes", "bytes a step", [row.bytes_per_step for row in rows], format_bytes),
+        unit_column("exposed", "exposed a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
+        unit_column("wait", "wait", [row.wait_ns_per_step for row in rows], DURATIONS),
+        unit_column("transfer", "transfer", [row.transfer_ns_per_step for row in rows], DURATIONS),
+    ]
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+
+
+def render_message_sizes(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List operations by size, from a power of two to the next."""
+    rows = source.summary.message_sizes
+    if not rows:
+        return render_nothing(NO_STEP_SUMS)
+    columns = [
+        text_column("op", "operation", [row.op for row in rows]),
+        text_column("axis", "axis", [row.axis for row in rows]),
+        number_column("from", "from", [row.from_bytes for row in rows], format_bytes),
+        number_column("below", "to below", [row.below_bytes for row in rows], format_bytes),
+        number_column("operations", "operations a step", [row.count_per_step for row in rows]),
+        number_column("bytes", "bytes a step", [row.bytes_per_step for row in rows], format_bytes),
+        unit_column("exposed", "exposed a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
+        unit_column("transfer", "transfer a step", [row.transfer_ns_per_step for row in rows], DURATIONS),
+        number_column("algbw", "algbw\u00a0(GB/s)", [row.algbw_gb_per_s for row in rows]),
+        number_column("busbw", "busbw\u00a0(GB/s)", [row.busbw_gb_per_s for row in rows]),
     ]
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 

@@ -9,6 +9,7 @@ from html import escape
 
 from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
+from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural, shorten
 from dtprof.report.text.summary_text import EXIT_WORDS, group_words, operation_name, share_cells
@@ -106,6 +107,9 @@ def _notes(summary: Summary) -> str:
             f"- pipeline: {as_code(pipeline.schedule)}, {pipeline.stages} stages, {pipeline.microbatches} "
             f"microbatches, bubble **{pipeline.bubble_fraction:.1%}**{theory}"
         )
+    costliest = describe_costliest_line(summary)
+    if costliest:
+        lines.append(f"- call site: {as_code(costliest)}")
     for straggler in summary.stragglers[:3]:
         cause = f": {as_code(straggler.cause)}" if straggler.cause else ""
         cause += f"; sampled {as_code(straggler.sampled.words)}" if straggler.sampled else ""

@@ -9,9 +9,11 @@ from statistics import median
 
 from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
+from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD
 from dtprof.analysis.results import (
     PARTS,
+    CallLine,
     CriticalPathResult,
     PipelineResult,
     RankResult,
@@ -66,6 +68,7 @@ def summary_text(summary: Summary) -> str:
         *_advice_lines(summary),
         *_rank_lines(summary),
         *_collective_lines(by_axis[:MAX_COLLECTIVES]),
+        *_call_site_lines(summary),
         *_pipeline_lines(summary.pipeline),
         *_small_message_lines(summary.small_messages),
         *_serialised_lines(summary),
@@ -274,6 +277,11 @@ def operation_name(row: AxisCollectives) -> str:
     return row.api if row.op in row.api else f"{row.op} ({row.api})"
 
 
+def _call_site_lines(summary: Summary) -> list[str]:
+    sentence = describe_costliest_line(summary)
+    return labelled("call site", sentence) if sentence else []
+
+
 def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
     if pipeline is None:
         return []
@@ -339,7 +347,7 @@ def _small_message_lines(rows: Sequence[SmallMessages]) -> list[str]:
         f"block the program for {format_ns(worst.exposed_ns_per_step)}: {_joined(worst)}"
     )
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
-    return labelled("messages", text + more)
+    return labelled("messages", text + more + _issued_at(worst.line))
 
 
 def _format_rate(count_per_step: float) -> str:
@@ -372,7 +380,11 @@ def _serialised_lines(summary: Summary) -> list[str]:
         f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} wait "
         f"one for another: up to {format_ns(worst.gain_ns_per_step)} less if {_issued_together(worst.api)}"
     )
-    return labelled("serialised", text)
+    return labelled("serialised", text + _issued_at(worst.line))
+
+
+def _issued_at(line: CallLine | None) -> str:
+    return f"; {line.words}" if line else ""
 
 
 def _quality_lines(summary: Summary) -> list[str]:

@@ -1,0 +1,262 @@
+"""Communication by call site, phase and size: one sum for each of these together, from which the tables follow.
+
+An operation belongs to the phase in which its rank issued it, and to the line of the program that issued it; DDP's
+bucket reductions, which threads of autograd issue, belong to the line of the backward pass that runs.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from dtprof.analysis.communication.collective_table import bus_factor, number_distinct, total_bytes
+from dtprof.analysis.communication.operation_timing import Timing
+from dtprof.analysis.placed_ranks import PlacedBatch
+from dtprof.analysis.results import PHASES, CallLine, CallSiteResult, MessageSizes, PhaseCommunication, Summary
+from dtprof.analysis.steps.phase_intervals import ORDER
+from dtprof.formatting import format_ns
+from dtprof.intervals import Column, Mask, locate
+from dtprof.job.api_names import Apis
+from dtprof.job.axes import purpose_of
+from dtprof.job.sound_records import UNNAMED
+from dtprof.records.codes import NONE
+from dtprof.records.tables import UNKNOWN_NS
+
+MAX_SITES = 256
+"""Call sites listed."""
+OTHER = "other"
+"""The phase of an operation that was issued in none."""
+UNSIZED = -1
+"""The size class of operations whose size is not known."""
+WORTH = 0.01
+"""Of the median step: a line that costs less is not named."""
+_DENSE = 1 << 20
+"""Combinations up to which sums are made in a table of all of them."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class SiteKey(NamedTuple):
+    """Operations of one group and api that one line issues in one phase, of 2 ** (size - 1) to 2 ** size - 1 bytes."""
+
+    file: str  # empty: no line of the program is known
+    line: int
+    function: str
+    phase: str
+    axis: str  # of the group, else its description or name
+    group_size: int
+    op: str
+    api: str
+    size: int  # number of binary digits of the bytes; 0: of no byte, UNSIZED: not known
+
+
+COLUMNS = ("records", "sized", "nbytes", "seen", "exposed", "split", "wait", "transfer", "split_nbytes")
+"""Sums of a key: counts, ns and bytes, as in ROW_SUMS."""
+Sums = Mapping[SiteKey, Column]
+
+
+def sum_sites(batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, timing: Timing) -> dict[SiteKey, Column]:
+    """Sum the chosen operations of ranks by line, phase, group, operation, api and size; all COLUMNS are integers."""
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return {}
+    operations = batch.operations
+    nbytes, sized = operations["nbytes"][rows], operations["dtype"][rows] != NONE
+    call = (operations["op"][rows].astype(np.int64) << 16 | operations["group"][rows]) << 16
+    call |= np.concatenate([api.of_operation for api in apis])[rows]
+    codes, places = zip(*map(number_distinct, (operations["site"][rows].astype(np.int64), call, nbytes)), strict=True)
+    digits = np.frexp(codes[2].astype(np.float64))[1]
+    sizes = np.where(sized, digits[places[2]], UNSIZED) + 1
+    numbers = (batch.place[rows], places[0], _find_phases(batch, rows), places[1], sizes)
+    lengths = (len(batch.ranks), len(codes[0]), len(ORDER) + 1, len(codes[1]), int(sizes.max()) + 1)
+    keys, position = _number_combinations(numbers, lengths)
+    table = np.zeros((len(keys), len(COLUMNS)), np.int64)
+    for i, weights in enumerate(_weigh(nbytes, sized, rows, timing, batch)):
+        # Sums of ns and bytes of one batch stay far below 2 ** 53, so that float64 holds them exactly.
+        table[:, i] = np.rint(np.bincount(position, weights, len(keys)))
+    sums: dict[SiteKey, Column] = {}
+    for (place, site_number, phase, call_number, size), row in zip(keys.tolist(), table, strict=True):
+        site_id, packed = int(codes[0][site_number]), int(codes[1][call_number])
+        tables = batch.ranks[place].placed.tables
+        op, group, api = packed >> 32, packed >> 16 & 0xFFFF, packed & 0xFFFF
+        site, of_group = tables.sites.get(site_id), tables.groups.get(group)
+        key = SiteKey(
+            file=site.file if site else "",
+            line=site.line if site else 0,
+            function=site.function if site else "",
+            phase=ORDER[phase] if phase < len(ORDER) else OTHER,
+            axis=(purpose_of(of_group) or of_group.name) if of_group else "",
+            group_size=of_group.size if of_group else 1,
+            op=tables.ops[op] if op < len(tables.ops) else UNNAMED,
+            api=apis[place].names[api],
+            size=size - 1,
+        )
+        sums[key] = sums[key] + row if key in sums else row
+    return sums
+
+
+def _find_phases(batch: PlacedBatch, rows: Column) -> Column:
+    """Return the position in ORDER of the phase in which each of these operations was issued; len(ORDER): in none."""
+    issued = batch.place_times(batch.operations["issued_ns"])[rows]
+    found = np.full(len(rows), len(ORDER), np.int64)
+    for position in reversed(range(len(ORDER))):
+        intervals = batch.phases[ORDER[position]]
+        if len(intervals):
+            found[locate(issued, intervals) >= 0] = position
+    return found
+
+
+def _number_combinations(places: Sequence[Column], sizes: Sequence[int]) -> tuple[Column, Column]:
+    """Return the combinations that occur, a row each, and for each row of the columns the position of its own."""
+    number = np.zeros(len(places[0]), np.int64)
+    for place, size in zip(places, sizes, strict=True):
+        number = number * size + place
+    if int(np.prod(sizes)) <= _DENSE:  # as a rule: two passes instead of a sort
+        present = np.bincount(number, minlength=1) > 0
+        distinct, position = np.flatnonzero(present), (np.cumsum(present) - 1)[number]
+    else:
+        distinct, position = np.unique(number, return_inverse=True)
+    return np.stack(np.unravel_index(distinct, tuple(sizes)), axis=1), position
+
+
+def _weigh(
+    nbytes: Column, sized: Mask, rows: Column, timing: Timing, batch: PlacedBatch
+) -> Iterable[Column | Mask | None]:
+    """Yield what each of COLUMNS sums."""
+    duration, wait = timing.duration[rows], timing.wait[rows]
+    seen = (duration != UNKNOWN_NS) & batch.blocked.known[rows]
+    split = wait != UNKNOWN_NS
+    yield None  # counts
+    yield sized
+    yield nbytes
+    yield seen
+    yield np.where(seen, timing.exposed_wait[rows] + timing.exposed_transfer[rows], 0)
+    yield split
+    yield np.where(split, wait, 0)
+    yield np.where(split, duration - wait, 0)
+    yield np.where(split, nbytes, 0)
+
+
+def add_sites(sums: dict[SiteKey, Column], others: Sums) -> None:
+    """Add sums of other ranks."""
+    for key, row in others.items():
+        sums[key] = sums[key] + row if key in sums else row
+
+
+def _join(sums: Sums, name: Callable[[SiteKey], Key]) -> dict[Key, dict[str, int]]:
+    """Sum over all keys that are called alike."""
+    joined: dict[Key, Column] = {}
+    for key, row in sums.items():
+        called = name(key)
+        joined[called] = joined[called] + row if called in joined else row
+    return {called: dict(zip(COLUMNS, row.tolist(), strict=True)) for called, row in joined.items()}
+
+
+class _Place(NamedTuple):
+    file: str
+    line: int
+    function: str
+    phase: str
+    axis: str
+    op: str
+    api: str
+
+
+class _Sized(NamedTuple):
+    axis: str
+    ranks: int
+    op: str
+    size: int
+
+
+def list_sites(sums: Sums, *, num_steps: int, num_ranks: int) -> tuple[CallSiteResult, ...]:
+    """Return the MAX_SITES costliest call sites, the most exposed time first; empty without measured steps."""
+    share = num_steps * num_ranks
+    if not share:
+        return ()
+    places = _join(sums, lambda key: _Place(*key[:5], key.op, key.api))
+    results = [
+        CallSiteResult(
+            line=CallLine(file=place.file, line=place.line, function=place.function) if place.file else None,
+            phase=place.phase,
+            axis=place.axis,
+            op=place.op,
+            api=place.api or None,
+            count_per_step=row["records"] / share,
+            bytes=_mean(row["nbytes"], row["sized"]),
+            exposed_ns_per_step=_mean(row["exposed"], row["seen"] and share),
+            wait_ns_per_step=_mean(row["wait"], row["split"] and share),
+            transfer_ns_per_step=_mean(row["transfer"], row["split"] and share),
+        )
+        for place, row in sorted(places.items())
+    ]
+    results.sort(
+        key=lambda one: (-(one.exposed_ns_per_step or 0), -(one.transfer_ns_per_step or 0), -one.count_per_step)
+    )
+    return tuple(results[:MAX_SITES])
+
+
+def sum_by_phase(sums: Sums, *, num_steps: int, num_ranks: int) -> tuple[PhaseCommunication, ...]:
+    """Return the communication issued in each phase, in the order of PHASES; empty without measured steps."""
+    share = num_steps * num_ranks
+    if not share:
+        return ()
+    phases = _join(sums, lambda key: key.phase)
+    return tuple(
+        PhaseCommunication(
+            phase=phase,
+            count_per_step=row["records"] / share,
+            bytes_per_step=_mean(row["nbytes"], row["sized"] and share),
+            exposed_ns_per_step=_mean(row["exposed"], row["seen"] and share),
+            wait_ns_per_step=_mean(row["wait"], row["split"] and share),
+            transfer_ns_per_step=_mean(row["transfer"], row["split"] and share),
+        )
+        for phase, row in sorted(phases.items(), key=lambda item: PHASES.index(item[0]))
+    )
+
+
+def list_sizes(sums: Sums, *, num_steps: int, num_ranks: int) -> tuple[MessageSizes, ...]:
+    """Return the distribution of the sizes of operations, by axis, operation and power of two, smallest first."""
+    share = num_steps * num_ranks
+    if not share:
+        return ()
+    sizes = _join(sums, lambda key: _Sized(key.axis, key.group_size, key.op, key.size))
+    results = []
+    for sized, row in sorted(sizes.items()):
+        if sized.size == UNSIZED or sized.op == "barrier":
+            continue
+        factor = bus_factor(sized.op, sized.ranks)
+        nbytes = total_bytes(sized.op, row["split_nbytes"], sized.ranks)
+        algbw = nbytes / row["transfer"] if factor is not None and nbytes and row["transfer"] > 0 else None
+        results.append(
+            MessageSizes(
+                axis=sized.axis,
+                ranks=sized.ranks,
+                op=sized.op,
+                from_bytes=1 << sized.size - 1 if sized.size else 0,
+                below_bytes=1 << sized.size,
+                count_per_step=row["records"] / share,
+                bytes_per_step=row["nbytes"] // share,
+                exposed_ns_per_step=_mean(row["exposed"], row["seen"] and share),
+                transfer_ns_per_step=_mean(row["transfer"], row["split"] and share),
+                algbw_gb_per_s=algbw,
+                busbw_gb_per_s=algbw * factor if algbw is not None and factor is not None else None,
+            )
+        )
+    return tuple(results)
+
+
+def describe_costliest_line(summary: Summary) -> str:
+    """Say for people which line costs most, and how much; empty where none is known to cost WORTH of a step."""
+    steps = summary.steps.duration_ns
+    worst = next((site for site in summary.call_sites if site.line is not None), None)
+    if steps is None or worst is None or worst.line is None or not worst.exposed_ns_per_step:
+        return ""
+    share = worst.exposed_ns_per_step / steps.median
+    if share < WORTH:
+        return ""
+    return f"{worst.line.words} costs most, {format_ns(worst.exposed_ns_per_step)} a step ({share:.0%}): {worst.what}"
+
+
+def _mean(total: int, number: int) -> int | None:
+    return total // number if number else None
