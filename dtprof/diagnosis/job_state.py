@@ -294,6 +294,8 @@ class SourcePlace:
 
     in_loop: bool  # of its function
     following: frozenset[tuple[str, int]]  # functions called after it in its round of the loop or function, and lines
+    loops: tuple[tuple[int, int], ...] = ()  # first and last line of those around it in its function, innermost first
+    branches: tuple[tuple[int, int], ...] = ()  # the same of the branches it is in, which a rank may leave out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtprof.lint.sources import SCOPES, last_name, read_tree
@@ -17,6 +17,8 @@ class ProgramPlace:
 
     in_loop: bool
     following: frozenset[tuple[str, int]]  # functions called after it, by the last part of their names, and the lines
+    loops: tuple[tuple[int, int], ...] = ()  # first and last line of those around it, from the innermost
+    branches: tuple[tuple[int, int], ...] = ()  # first and last line of the branches it is in, which may be left out
 
 
 def read_places(path: Path) -> dict[int, ProgramPlace]:
@@ -35,27 +37,31 @@ def _take(statements: list[ast.stmt], after: ProgramPlace, places: dict[int, Pro
     """Add the places of statements that follow one another, given what follows the last of them."""
     following = after.following
     for statement in reversed(statements):
-        place = ProgramPlace(in_loop=after.in_loop, following=following)
+        place = replace(after, following=following)
         if isinstance(statement, SCOPES):
             inside = ProgramPlace(in_loop=False, following=frozenset())
         elif isinstance(statement, _LOOPS):
-            inside = ProgramPlace(in_loop=True, following=frozenset())
+            loop = statement.lineno, statement.body[-1].end_lineno or statement.body[-1].lineno
+            inside = ProgramPlace(in_loop=True, following=frozenset(), loops=(loop, *after.loops))
         else:
             inside = place
         for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
             places[line] = place
-        for body in _bodies(statement):
-            _take(body, inside, places)
+        for body, may_be_left_out in _bodies(statement):
+            branch = body[0].lineno, body[-1].end_lineno or body[-1].lineno
+            within = replace(inside, branches=(branch, *inside.branches)) if may_be_left_out else inside
+            _take(body, within, places)
         if not isinstance(statement, SCOPES):
             following |= frozenset(_calls(statement))
 
 
-def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+def _bodies(statement: ast.stmt) -> Iterator[tuple[list[ast.stmt], bool]]:
+    """Give the blocks of a statement, and whether the program may leave them out where it comes to the statement."""
     for name in _BODIES:
         if body := getattr(statement, name, None):
-            yield body
+            yield body, isinstance(statement, ast.If)
     for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-        yield part.body
+        yield part.body, True
 
 
 def _calls(statement: ast.stmt) -> Iterator[tuple[str, int]]:

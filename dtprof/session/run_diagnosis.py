@@ -159,7 +159,9 @@ def _read_places(file: Path) -> dict[int, facts.SourcePlace]:
     from dtprof.lint.program_order import read_places
 
     return {
-        line: facts.SourcePlace(in_loop=place.in_loop, following=place.following)
+        line: facts.SourcePlace(
+            in_loop=place.in_loop, following=place.following, loops=place.loops, branches=place.branches
+        )
         for line, place in read_places(file).items()
     }
 

@@ -33,3 +33,13 @@ def test_a_place_has_the_calls_that_follow_it_in_its_round_and_function(tmp_path
     assert places[9].following == {("timer", 10), ("average", 11)}
     assert places[12].following == frozenset()  # what comes in the next round comes before it as well
     assert places[14].following == frozenset()
+
+
+def test_a_place_has_the_loops_and_the_branches_around_it(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(TEXT)
+    places = read_places(file)
+    assert (places[3].loops, places[14].loops, places[14].branches) == ((), (), ())
+    assert (places[6].loops, places[6].branches) == (((4, 13),), ((6, 7),))
+    assert (places[9].loops, places[9].branches) == (((4, 13),), ((9, 9),))
+    assert (places[12].loops, places[12].branches) == (((4, 13),), ())  # a `with` leaves nothing out

@@ -16,11 +16,14 @@ from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT
 from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import keeps_pattern, usual_operation
+from dtprof.job.own_pattern import MAX_ALIKE, keeps_pattern, usual_operation
 from dtprof.records import codes
+from dtprof.records.tables import Site
 
 MAX_CALLERS = 4
 """Frames of a stack, from the caller of the innermost on, whose source is looked at."""
+MAX_ROUND = 512
+"""Operations in which an earlier call at the same line is looked for."""
 MAX_ASKED = 8
 """Ranks that wait in one collective whose own pattern is looked at: they are at the same place."""
 
@@ -133,6 +136,8 @@ def _skipped(
     start = _anchor(reference, rank)
     if start is None or _made_call_of_its_own(reference, rank):
         return None
+    if not is_usual and _made_call_of_its_own(rank, reference):
+        return None
     ours, theirs = reference.operations, rank.operations
     at, there = start
     while at < len(ours) and there < len(theirs):
@@ -159,6 +164,8 @@ def _skipped(
                 return None  # its source comes to it after all: an order of its own, no skip
             # The same line with another size than ever before is a size mismatch, not a call that others skipped.
             goes_on = bool(steps) or (is_usual and a.label != b.label and program.came_here(at, b))
+            if not goes_on and is_usual and _are_around_a_loop(job, (reference, a), (rank, b)):
+                goes_on = keeps_pattern(theirs, there) is not True
             if not goes_on or _made(theirs, there, a, program.distance(at, b)):
                 return None
             return Skip(operation=a, fits_steps=not steps or _fits_steps(a, b, steps, theirs, there))
@@ -172,6 +179,7 @@ class _Program:
     operations: Sequence[Operation]
     _following: dict[int, list[tuple[Operation, Operation]]] = field(default_factory=dict)
     _before: dict[int, Operation | None] = field(default_factory=dict)
+    _like: dict[int, list[int]] = field(default_factory=dict)
 
     def steps_until(self, at: int, wanted: Operation) -> set[int | None]:
         """Return how many steps after a place an operation follows soon; nothing where it does not, None: unknown."""
@@ -205,11 +213,27 @@ class _Program:
     def _pair(self, at: int, shift: int) -> tuple[Operation, Operation] | None:
         """Return a place and what comes `shift` operations after it, found one round earlier where it lies ahead."""
         if at + shift >= len(self.operations):
-            earlier = self._newest_like(at, before=at - shift + 1)
+            earlier = next((place for place in self._places_like(at) if place + shift <= at), None)
             if earlier is None:
                 return None
             at = earlier
         return self.operations[at], self.operations[at + shift]
+
+    def _places_like(self, at: int) -> list[int]:
+        """Return the earlier places of the same call, those first before which the most was alike, then the newest.
+
+        One line may call several times in a round: only what came before tells which of these calls it is.
+        """
+        if at not in self._like:
+            first = max(0, at - MAX_ROUND)
+            like = [place for place in range(first, at) if _alike(self.operations[place], self.operations[at])]
+            self._like[at] = sorted(like, key=lambda place: (-self._count_alike_before(place, at), -place))
+        return self._like[at]
+
+    def _count_alike_before(self, place: int, at: int) -> int:
+        most = min(place, MAX_ALIKE)
+        pairs = ((self.operations[place - 1 - i], self.operations[at - 1 - i]) for i in range(most))
+        return next((i for i, (a, b) in enumerate(pairs) if not _alike(a, b)), most)
 
     def _newest_like(self, at: int, *, before: int) -> int | None:
         return self._newest(self.operations[at], before=before)
@@ -243,6 +267,42 @@ def _is_called_later(job: JobState, rank: RankState, reference: RankState, wante
     usual = {frame.line for frame in theirs}
     places = [place for frame in mine if (place := job.place_in_source(frame)) is not None]
     return bool(usual) and any(called == name and line not in usual for p in places for called, line in p.following)
+
+
+def _are_around_a_loop(job: JobState, inside: tuple[RankState, Operation], past: tuple[RankState, Operation]) -> bool:
+    """Say whether one rank is in a loop of the source, and the other past its end.
+
+    The one inside has not left the loop where it would have come to the call of the other, which no branch leaves out.
+    Else it may have, and be in the next round of a loop around both: then the other must have run out of batches first.
+    """
+    a, b = ([*reversed(_frames(rank, operation))] for rank, operation in (inside, past))
+    common = 0
+    while common < min(len(a), len(b)) - 1 and a[common] == b[common]:
+        common += 1
+    if not a or not b or (a[common].file, a[common].function) != (b[common].file, b[common].function):
+        return False
+    x, y = a[common].line, b[common].line
+    here, around = job.place_in_source(a[common]), [*filter(None, map(job.place_in_source, a[:common]))]
+    there = [*filter(None, map(job.place_in_source, b[common:]))]
+    if here is None or len(there) < len(b) - common:
+        return False
+    ends = [last for first, last in here.loops if first <= x <= last]
+    if not any(last < y for last in ends):
+        return False
+    branches = {*there[0].branches}.difference(here.branches).union(*(place.branches for place in there[1:]))
+    is_in_round = any(last >= y for last in ends) or any(place.loops for place in around)
+    return not branches or not is_in_round or past[0].exhausted > inside[0].exhausted
+
+
+def _frames(rank: RankState, operation: Operation) -> tuple[Site, ...]:
+    """Return the frames of a call, innermost first: those of the stack where the rank is in it, else its line."""
+    frames = rank.stack.frames if rank.stack is not None else ()
+    site = operation.site
+    if site is None:
+        return ()
+    if operation.open and frames and (frames[0].file, frames[0].line) == (site.file, site.line):
+        return frames
+    return (site,)
 
 
 def _steps_between(earlier: Operation, later: Operation) -> int | None:

@@ -30,7 +30,7 @@ CONSEQUENCES = (
 def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
     """Give the finding for ranks that ran out of batches where that explains another cause."""
     job, counted = case.job, case.job.is_complete
-    if find_first_failed(job) is not None:
+    if cause.kind != "rank-skipped-collective" and find_first_failed(job) is not None:
         return  # a back end aborted in what did not fit: that says more than batches
     least = min(rank.exhausted for rank in job.ranks.values())
     out = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, SourcePlace
 from dtprof.diagnosis.verdict import decide
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, ranks_in_step, skipping_ranks
@@ -167,6 +167,55 @@ def test_a_call_at_a_line_of_its_own_that_was_met_is_an_extra_one_and_no_skip(
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
     assert finding.culprit_call_sites[1].line == line
+
+
+@pytest.mark.parametrize("left_out", [1, 2])
+def test_of_calls_of_one_line_in_a_row_what_came_before_tells_how_many_were_skipped(left_out: int) -> None:
+    # Three tokens a round, then the next prompt; rank 1 ends its fourth round early.
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        token, prompt = rank.site("all_reduce", line=10), rank.site("broadcast", line=20)
+        for step in range(4):
+            number = 3 - left_out if step == 3 else 3
+            for i in range(number):
+                rank.op("all_reduce", step * STEP + 10 * i, step * STEP + 10 * i + 9, site=token, nbytes=8)
+            if step < 3:
+                rank.op("broadcast", step * STEP + 100, step * STEP + 109, site=prompt, nbytes=8)
+        name, site = ("broadcast", prompt) if rank.rank == 1 else ("all_reduce", token)
+        rank.op(name, 3 * STEP + 100, site=site, nbytes=8)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("rank-skipped-collective", (1,), "all_reduce")
+
+
+LOOPS = {10: ((8, 12), (6, 30)), 20: ((6, 30),)}
+"""An inner loop around line 10, in one that holds line 20 as well."""
+
+
+@pytest.mark.parametrize(
+    ("loops", "branches", "kind"),
+    [
+        (LOOPS, (), "rank-skipped-collective"),
+        (LOOPS, ((19, 21),), "collective-order-mismatch"),  # the others may have passed it by
+        ({10: ((8, 12),)}, ((19, 21),), "rank-skipped-collective"),
+        ({10: ((6, 30),), 20: ((6, 30),)}, (), "collective-order-mismatch"),
+    ],
+)
+def test_a_rank_past_the_end_of_a_loop_that_the_others_are_in_skipped_their_call(
+    loops: dict[int, tuple[tuple[int, int], ...]], branches: tuple[tuple[int, int], ...], kind: str
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        for t in (0, 100):
+            rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=10), nbytes=8)
+        name, line = ("barrier", 20) if rank.rank == 2 else ("all_reduce", 10)
+        rank.op(name, 200, site=rank.site(name, line=line), nbytes=8)
+
+    def place(_: str, line: int) -> SourcePlace:
+        own = branches if line == 20 else ()
+        return SourcePlace(in_loop=True, following=frozenset(), loops=loops.get(line, ()), branches=own)
+
+    finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
 
 
 def test_a_rank_without_the_messages_of_another_skipped_nothing() -> None:
