@@ -30,10 +30,17 @@ LAUNCHES, PAIRS = 400, 60
 QUIET_LAUNCHES, QUIET_PAIRS = 10, 3000
 QUIET_SHARE = 0.1
 OPERATIONS = ("all_reduce", "reduce_scatter")
+WITH_ALL_MARKS = ("all_reduce waited for", "all_reduce on the stream")
+"""On a device, where a wait stalls the stream alone: 3 marks, of its begin and around the wait, and 2 marks."""
 PROGRAM = """
 import sys, time, torch, torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 backend = sys.argv[4]
+device = {"nccl": "cuda", "simccl": "sim"}.get(backend, "cpu")
+if device == "sim":
+    from tests.accelerator import simulated_device
+    simulated_device.give_kernel_events()
+    backend = "cpu:gloo,sim:simccl"
 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 ours = dict(vars(ProcessGroup))
 bare = {name: getattr(method, "_dtprof_shortcut", method) for name, method in ours.items()}
@@ -44,11 +51,12 @@ if changed:  # as the class had them: bound like any method of the extension
     new.restype, new.argtypes = ctypes.py_object, [ctypes.py_object]
     bare = {name: new(bare[name]) for name in changed}
 exclude, key = torch._C._dispatch_tls_set_dispatch_key_excluded, torch._C.DispatchKey.BackendSelect
-device = "cuda" if backend == "nccl" else "cpu"
 tensor, result = torch.ones(10, device=device), torch.ones(10, device=device)
 launch = {
     "all_reduce": lambda: dist.all_reduce(tensor, async_op=True),
     "reduce_scatter": lambda: dist.reduce_scatter(result, [tensor], async_op=True),
+    "all_reduce waited for": lambda: dist.all_reduce(tensor, async_op=True).wait() and None,
+    "all_reduce on the stream": lambda: dist.all_reduce(tensor),
 }[sys.argv[1]]
 launches, pairs = map(int, sys.argv[2:4])
 def launch_us(recorded):
@@ -56,16 +64,18 @@ def launch_us(recorded):
         setattr(ProcessGroup, name, (ours if recorded else bare)[name])
     works = []
     exclude(key, not recorded)
-    launch().wait()
+    if (work := launch()) is not None:
+        work.wait()
     started = time.thread_time_ns()
     for _ in range(launches):
         works.append(launch())
     taken = time.thread_time_ns() - started
     exclude(key, False)
     for work in works:
-        work.wait()
-    if device == "cuda":
-        torch.cuda.synchronize()
+        if work is not None:
+            work.wait()
+    if device != "cpu":
+        torch.accelerator.synchronize()
     return taken / (1000 * launches)
 for _ in range(1 + 1000 // launches):
     launch_us(False), launch_us(True)
@@ -76,6 +86,8 @@ for number in range(pairs):
     rounds.append((taken[False], taken[True]))
 for bare_us, recorded_us in rounds:
     print(bare_us, recorded_us)
+works = None
+dist.destroy_process_group()
 """
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.gpu.figures import FigureFile, read_figure, show_value
-from benchmarks.gpu.placement import REHEARSED, end_tree
+from benchmarks.gpu.placement import REHEARSED, end_tree, patience
 
 PART_S = 570.0
 """A part ends within this, set-up included; what has not begun by then is reported as not measured."""
@@ -68,15 +68,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="NAME,...", help="of the part, these measurements alone")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU with gloo: tries the scripts")
     given = parser.parse_args(arguments)
+    os.environ[REHEARSED] = "1" if given.rehearse else ""
     names = [name for name in PARTS if name != "build"] if given.part == "all" else [given.part]
     failed = False
     for name in names:
-        deadline_s = time.monotonic() + PART_S - given.spent
+        deadline_s = time.monotonic() + patience(PART_S) - given.spent
         chosen = [one for one in PARTS[name] if not given.only or one.module in given.only.split(",")]
         file = FigureFile(given.into, name)
         with (given.into / "gpu.log").open("a", encoding="utf-8") as log:
             for measurement in chosen:
-                run_measurement(measurement, file, log, deadline_s=deadline_s, rehearse=given.rehearse)
+                run_measurement(measurement, file, log, deadline_s=deadline_s)
         for measured, reason in file.failures:
             print(f"not measured: {measured}: {reason}", file=sys.stderr)
         failed = failed or bool(file.failures)
@@ -85,12 +86,10 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def run_measurement(
-    measurement: Measurement, file: FigureFile, log: TextIO, *, deadline_s: float, rehearse: bool
-) -> None:
+def run_measurement(measurement: Measurement, file: FigureFile, log: TextIO, *, deadline_s: float) -> None:
     """Run one measurement, keep its figures as they come, and report why it ended early."""
     name = measurement.module
-    limit_s = min(measurement.most_s, deadline_s - time.monotonic())
+    limit_s = min(patience(measurement.most_s), deadline_s - time.monotonic())
     if limit_s < 1:
         file.fail(name, "the time of this part was used up before it began; run it alone with --only")
         return
@@ -99,7 +98,6 @@ def run_measurement(
     began_s = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", f"benchmarks.gpu.{name}"],
-        env=os.environ | {REHEARSED: "1" if rehearse else ""},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

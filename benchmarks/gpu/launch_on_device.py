@@ -26,7 +26,7 @@ def main() -> None:
     )
     bare = median_interval(untimed.a)
     emit(Figure(name="launch of all_reduce, bare, untimed", value=bare.median, unit="us", low=bare.low, high=bare.high))
-    for operation in launch_cost.OPERATIONS:
+    for operation in (*launch_cost.OPERATIONS, *launch_cost.WITH_ALL_MARKS):
         compared = launch_cost.measure(hook, operation, launches=LAUNCHES, num_pairs=PAIRS, backend=backend())
         bare, added = median_interval(compared.a), median_interval(compared.differences)
         emit(Figure(name=f"launch of {operation}, bare", value=bare.median, unit="us", low=bare.low, high=bare.high))

@@ -13,11 +13,18 @@ import psutil
 
 REHEARSED = "DTPROF_GPU_REHEARSED"
 JOB_S = 240.0
+REHEARSAL_TIMES = 4
+"""A rehearsal may take this many times as long: it tries the scripts, on fewer cores and beside other work."""
 
 
 def rehearsed() -> bool:
     """Say whether there is no GPU, and the scripts are tried only."""
     return bool(os.environ.get(REHEARSED))
+
+
+def patience(limit_s: float) -> float:
+    """Return how long something may take that takes at most this long on a GPU."""
+    return limit_s * REHEARSAL_TIMES if rehearsed() else limit_s
 
 
 def backend() -> str:
@@ -48,6 +55,7 @@ def run_job(command: Sequence[str], *, environment: Mapping[str, str] | None = N
     Raises:
         RuntimeError: it failed, or took too long.
     """
+    timeout_s = patience(timeout_s)
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = subprocess.Popen(
             command,

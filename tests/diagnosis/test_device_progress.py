@@ -157,6 +157,23 @@ def test_a_message_that_is_posted_and_held_back_is_not_called_missing() -> None:
     assert 1 not in finding.culprit_ranks
 
 
+def test_who_waits_for_a_message_of_a_batch_waits_for_all_messages_of_it() -> None:
+    # A batch is one work of the back end, and one of its messages stands for the wait.
+    # The batch after it is another one.
+    several = schema.DEVICE_FLAG["p2p"] | schema.DEVICE_FLAG["several"]
+    rank = RankBuilder(0, 3)
+    for seq, (name, waits) in enumerate(
+        (("send", None), ("recv", (150, 200)), ("all_reduce", None), ("send", None), ("recv", None))
+    ):
+        peer = -1 if name == "all_reduce" else 1
+        rank.op(name, 100 * seq, returned=100 * seq + 5, nbytes=64, peer=peer, waits=waits, flags=FOLLOWED)
+        if peer == 1:
+            of_messages = seq - (seq > 2)
+            rank.device_interval("operation", name, 1000, None, host=(100 * seq, 0), seq=of_messages, flags=several)
+    operations = rank_state(rank.tables(), exit=None, stack=None, alive=None).operations
+    assert [operation.waited for operation in operations] == [True, True, False, False, False]
+
+
 def test_a_frozen_process_is_named_though_its_host_had_issued_the_operation() -> None:
     ranks = ranks_in_step(3, 4)
     for rank in ranks:

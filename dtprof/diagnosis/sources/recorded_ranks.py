@@ -16,7 +16,7 @@ from dtprof.job.groups import UNKNOWN_GROUP, GroupId, identify_groups
 from dtprof.job.issued_operations import MESSAGE, ChannelEnd, LazyOperations, Operation
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.job.stalls import INTERVAL_NS, MAX_PAUSES
-from dtprof.records import codes, events
+from dtprof.records import codes, events, schema
 from dtprof.records.tables import UNKNOWN_NS, Array, Past, ProcessExit, RankTables, Site, ids_named, join, select
 
 MAX_OPERATIONS = 400_000
@@ -196,7 +196,7 @@ def _with_device_progress(tables: RankTables) -> tuple[RankTables, frozenset[int
     """Return the tables with operations as far as devices have come with them, and when those were issued that run.
 
     Of an operation whose device is followed, completion is observed: there. The program waits for it where its stream
-    does, as it does in one that was issued without a handle.
+    does, as it does in one that was issued without a handle, or in a batch.
     """
     followed = (tables.operations["flags"] & (codes.DEVICE | codes.FOLLOWED)) == codes.DEVICE | codes.FOLLOWED
     if not followed.any():
@@ -210,7 +210,17 @@ def _with_device_progress(tables: RankTables) -> tuple[RankTables, frozenset[int
     ended = intervals[intervals["end_ns"] != UNKNOWN_NS]
     rows["done_ns"][ended["row"]], rows["state"][ended["row"]] = ended["end_ns"], ended["state"]
     running = intervals[intervals["end_ns"] == UNKNOWN_NS]
+    for batch in _open_batches(running, rows["group"]):
+        rows["waits"][batch] |= (rows["waits"][batch] > 0).any()
     return replace(tables, operations=rows), frozenset(rows["issued_ns"][running["row"]].tolist())
+
+
+def _open_batches(running: Array, groups: npt.NDArray[np.integer[Any]]) -> list[npt.NDArray[np.int64]]:
+    """Return the rows of operations that a device works off as one: who waits for one of them waits for all."""
+    batched = np.unique(running["row"][running["flags"] & schema.DEVICE_FLAG["several"] != 0])
+    if not len(batched):
+        return []
+    return np.split(batched, np.flatnonzero((np.diff(batched) != 1) | (np.diff(groups[batched]) != 0)) + 1)
 
 
 def _device_phases(tables: RankTables) -> tuple[str, ...]:
