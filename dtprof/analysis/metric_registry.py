@@ -99,6 +99,10 @@ def _of_pipeline(name: str, summary: Summary) -> float | None:
     return None if summary.pipeline is None else getattr(summary.pipeline, name)
 
 
+def _imbalance(summary: Summary) -> float | None:
+    return summary.exchanges[0].imbalance if summary.exchanges else None
+
+
 def _slowdown(summary: Summary) -> float | None:
     """Return the cost of all stragglers together, or of the only one."""
     if not summary.stragglers:
@@ -283,6 +287,16 @@ JOB: tuple[Metric[Summary], ...] = (
         compared=12,
         prometheus="peak_memory_bytes",
         tracker="peak_bytes",
+    ),
+    Metric(
+        name="exchange_imbalance",
+        unit="ratio",
+        better="lower",
+        definition="Bytes of the busiest member of an all_to_all with uneven splits, over the mean of the members.",
+        note="Of the most uneven group, on the more uneven side of each: the tokens that a rank's experts get.",
+        section="Exchanges",
+        value=_imbalance,
+        null="no all_to_all had uneven splits, or not all members recorded them",
     ),
     Metric(
         name="slowdown",

@@ -13,6 +13,7 @@ import numpy as np
 from dtprof.analysis.communication.collective_table import RowKey, add_rows, sum_rows
 from dtprof.analysis.communication.communication_sites import SiteKey, sum_sites
 from dtprof.analysis.communication.dropped_operations import sum_dropped
+from dtprof.analysis.communication.exchange_balance import find_exchanges
 from dtprof.analysis.communication.operation_timing import ESTIMATED, NOT_KNOWN, Timing, split_blocked
 from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums, find_rows
 from dtprof.analysis.critical_path.longest_path import RankPath, collect_paths
@@ -33,7 +34,7 @@ from dtprof.job.api_names import find_apis
 from dtprof.job.clock_alignment import collect_marks
 from dtprof.job.clock_errors import ONE_CLOCK, ClockErrors
 from dtprof.job.collective_matching import OperationInstances, RankInstances, describe_operations, match_operations
-from dtprof.job.groups import Channel
+from dtprof.job.groups import Channel, GroupId
 from dtprof.job.rank_batches import RankBatch
 from dtprof.records import codes, events
 from dtprof.records.tables import Array, Group, OutOfMemory, RankTables, ids_named
@@ -118,6 +119,7 @@ class RankReduction:
     most_impossible_ns: int = 0  # by so much at most
     clock_errors_ns: int = 0  # of the sums of exposed wait and exposed transfer, by the errors of the clocks
     serialised: dict[SerialKey, SerialSums] = field(default_factory=dict)
+    exchanges: dict[GroupId, Array] = field(default_factory=dict)  # of exchange_balance.EXCHANGE, the newest
     memory_growth: MemoryGrowth | None = None
 
     @property
@@ -282,6 +284,7 @@ def reduce_ranks(
     phases = sum_steps(partition_phases(batch.windows, batch.phases), batch.window_bounds)
     bars = collect_bars(batch, timing, limit=max_bars) if max_bars else nothing
     serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
+    exchanges = find_exchanges(batch, step=step, chosen=chosen)
     most_impossible = np.zeros(len(batch.ranks), np.int64)
     if timing.impossible.any():
         np.maximum.at(most_impossible, batch.place, timing.impossible)
@@ -325,6 +328,7 @@ def reduce_ranks(
                 most_impossible_ns=int(most_impossible[i]),
                 clock_errors_ns=int(clock_errors[i]),
                 serialised=serialised[i],
+                exchanges=exchanges[i],
                 memory_growth=find_growth(tables, used),
             )
         )

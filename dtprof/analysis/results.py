@@ -326,6 +326,29 @@ class SerialisedCollectives:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExchangeMember:
+    """A member of a group with uneven exchanges; its own part counts as sent and received."""
+
+    rank: int
+    sent_bytes_per_step: int
+    received_bytes_per_step: int
+    load: float  # bytes on the more uneven side of each exchange, over the mean of the members
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeBalance:
+    """How evenly the members of a group share its all_to_all: of experts, the tokens that each rank's were given."""
+
+    group: str
+    axis: str | None
+    count: int  # exchanges compared: those that all members recorded, the newest
+    imbalance: float  # bytes of the busiest member of each exchange over the mean, on its more uneven side; 1: even
+    busiest_rank: int  # that has most of these bytes
+    busiest_share: float
+    members: tuple[ExchangeMember, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Waiter:
     """A rank that waited for a straggler, itself or through others."""
 
@@ -530,6 +553,7 @@ class Summary:
     message_sizes: tuple[MessageSizes, ...] = ()
     small_messages: tuple[SmallMessages, ...] = ()
     serialised: tuple[SerialisedCollectives, ...] = ()
+    exchanges: tuple[ExchangeBalance, ...] = ()  # of groups whose splits are uneven, the most uneven first
     pipeline: PipelineResult | None = None
     stragglers: tuple[StragglerResult, ...]
     timeline: Timeline | None

@@ -16,6 +16,7 @@ from dtprof.analysis.communication.communication_sites import (
     list_sizes,
     sum_by_phase,
 )
+from dtprof.analysis.communication.exchange_balance import measure_balance
 from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
 from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
@@ -285,6 +286,7 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
             num_steps=num_steps,
             step_ns=int(np.median(durations)) if len(durations) else None,
         ),
+        exchanges=measure_balance({reduction.rank: reduction.exchanges for reduction in reductions}, groups),
         clocks=_list_clocks(surveys),
         device=_device_times(facts),
         memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),

@@ -16,6 +16,7 @@ import numpy as np
 
 from dtprof.analysis.communication.collective_table import add_rows
 from dtprof.analysis.communication.communication_sites import add_sites
+from dtprof.analysis.communication.exchange_balance import join_exchanges
 from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums
 from dtprof.analysis.memory.memory_formulas import ModelShare
 from dtprof.analysis.memory.memory_growth import find_growth
@@ -298,6 +299,7 @@ def _join_reductions(parts: Sequence[tuple[int, RankReduction]]) -> RankReductio
         impossible=sum(own.impossible for own in reductions),
         most_impossible_ns=max(own.most_impossible_ns for own in reductions),
         serialised=serialised,
+        exchanges=join_exchanges(own.exchanges for own in reductions),
     )
 
 

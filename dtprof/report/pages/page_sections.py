@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Sequence
 
-from dtprof.analysis.results import GroupResult, Summary
+from dtprof.analysis.results import ExchangeBalance, GroupResult, Summary
 from dtprof.formatting import format_count
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import DURATIONS, format_bytes, format_duration, format_share
@@ -14,6 +14,8 @@ from dtprof.report.pages.page_markup import Markup, element, join
 from dtprof.report.pages.page_tables import number_column, render_plain_table, render_table, text_column, unit_column
 
 Pages = Sequence[Dashboard]
+MAX_BALANCES = 8
+"""Groups whose exchanges are listed by member."""
 
 
 def render_nothing(nothing: Nothing) -> Markup:
@@ -70,7 +72,8 @@ def render_collectives(panel: Panel, source: Source, _: Pages) -> Markup:
         number_column("algbw", "algbw\u00a0(GB/s)", [row.algbw_gb_per_s for row in rows]),
         number_column("busbw", "busbw\u00a0(GB/s)", [row.busbw_gb_per_s for row in rows]),
     ]
-    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+    table = render_table(columns, caption=panel.title, definitions=panel.definitions)
+    return join(table, *map(_render_balance, summary.exchanges[:MAX_BALANCES]))
 
 
 NO_STEP_SUMS = Nothing(
@@ -132,6 +135,30 @@ def render_message_sizes(panel: Panel, source: Source, _: Pages) -> Markup:
         number_column("busbw", "busbw\u00a0(GB/s)", [row.busbw_gb_per_s for row in rows]),
     ]
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
+
+
+def _render_balance(exchanges: ExchangeBalance) -> Markup:
+    """List what each member of a group sends and receives where splits are uneven."""
+    over = exchanges.axis or exchanges.group
+    title = f"all_to_all over {over}: the busiest rank has {exchanges.imbalance:.2f}\u00d7 the mean"
+    members = sorted(exchanges.members, key=lambda member: -member.load)
+    return element(
+        "details",
+        element("summary", title),
+        render_plain_table(
+            ("rank", "sent per step", "received per step", "load"),
+            [
+                (
+                    str(member.rank),
+                    format_bytes(member.sent_bytes_per_step),
+                    format_bytes(member.received_bytes_per_step),
+                    f"{member.load:.2f}\u00d7",
+                )
+                for member in members
+            ],
+            caption=title,
+        ),
+    )
 
 
 def _name_group(name: str, groups: Sequence[GroupResult]) -> str:

@@ -72,6 +72,7 @@ def summary_text(summary: Summary) -> str:
         *_pipeline_lines(summary.pipeline),
         *_small_message_lines(summary.small_messages),
         *_serialised_lines(summary),
+        *_exchange_lines(summary),
         *_straggler_lines(summary),
         *_path_lines(summary.critical_path),
         *memory_lines(summary),
@@ -385,6 +386,18 @@ def _serialised_lines(summary: Summary) -> list[str]:
 
 def _issued_at(line: CallLine | None) -> str:
     return f"; {line.words}" if line else ""
+
+
+def _exchange_lines(summary: Summary) -> list[str]:
+    """Return the most uneven exchanges."""
+    if not summary.exchanges:
+        return []
+    worst = summary.exchanges[0]
+    text = (
+        f"over {worst.axis or worst.group}, the busiest rank of an all_to_all has {worst.imbalance:.2f}x the mean "
+        f"bytes; rank {worst.busiest_rank} has {format_fraction(worst.busiest_share)} of the bytes of all {worst.count}"
+    )
+    return labelled("exchanges", text)
 
 
 def _quality_lines(summary: Summary) -> list[str]:
