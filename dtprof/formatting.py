@@ -1,5 +1,6 @@
 """Format quantities with units, and aligned tables of plain text."""
 
+import itertools
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -28,9 +29,9 @@ def format_bytes(nbytes: float | None) -> str:
     return _format(nbytes, _SIZES)
 
 
-def format_fraction(fraction: float | None) -> str:
+def format_fraction(fraction: float | None, decimals: int = 1) -> str:
     """Return a fraction as a percentage: 12.3 %."""
-    return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
+    return UNKNOWN if fraction is None else f"{100 * fraction:.{decimals}f} %"
 
 
 def format_times(values: Sequence[float | None]) -> tuple[str, list[str]]:
@@ -49,6 +50,22 @@ def format_rates(gb_per_s: Sequence[float | None]) -> tuple[str, list[str]]:
 def plural(number: int, noun: str) -> str:
     """Return a count with its noun: 1 rank, 2 ranks."""
     return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def list_ranks(ranks: Iterable[int], limit: int = 16) -> str:
+    """Return ranks in words: rank 2; ranks 0, 1, 3; ranks 0-6, 8; of more than `limit` parts, how many are left."""
+    ordered = sorted(ranks)
+    begins = [at for at, rank in enumerate(ordered) if at == 0 or rank != ordered[at - 1] + 1]
+    parts: list[str] = []
+    shown = 0
+    for begin, end in itertools.pairwise((*begins, len(ordered))):
+        one_by_one = [str(rank) for rank in ordered[begin:end]]
+        of_part = one_by_one if len(one_by_one) < 3 else [f"{one_by_one[0]}-{one_by_one[-1]}"]
+        if len(parts) + len(of_part) > limit:
+            break
+        parts, shown = [*parts, *of_part], end
+    more = f" and {format_count(len(ordered) - shown)} more" if shown < len(ordered) else ""
+    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}{more}"
 
 
 def format_count(count: int) -> str:

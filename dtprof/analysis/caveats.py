@@ -7,9 +7,8 @@ from dtprof.analysis.pipeline.bubbles import NO_PIPELINE
 from dtprof.analysis.rank_reductions import RankFacts, RankReduction
 from dtprof.analysis.results import CollectiveResult
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps
-from dtprof.formatting import format_count, format_ns, plural
+from dtprof.formatting import format_count, format_ns, list_ranks, plural
 from dtprof.job.clock_alignment import Clocks, worst_error_ns
-from dtprof.job.sound_records import list_ranks
 
 MAX_PROBLEMS = 20
 NEGLIGIBLE = 0.02
@@ -91,7 +90,7 @@ def _of_records(
         caveats.append("run: no rank left a log")
     unknown = [rank for rank in missing if rank not in stale]
     if unknown and facts:
-        caveats.append(f"run: {list_ranks(unknown)} left no log; what was done there is not known")
+        caveats.append(f"run: {list_ranks(unknown)} left no log; their operations are not known")
     caveats += restarts
     if stale:
         caveats.append(f"run: {list_ranks(stale)} took no part in the last attempt: left out")
@@ -104,7 +103,7 @@ def _of_records(
         ("dropped events to keep within --max-log-mb", [fact.rank for fact in facts if fact.dropped_events]),
         ("could not record some events", [fact.rank for fact in facts if fact.errors]),
         ("had records with impossible times, left out", [fact.rank for fact in facts if fact.unsound]),
-        ("did not close the log: killed, or still running", [fact.rank for fact in facts if not fact.closed]),
+        ("did not close the log: their last records may be missing", [fact.rank for fact in facts if not fact.closed]),
     ):
         if ranks:
             caveats.append(f"run: {list_ranks(ranks)} {sentence}")
@@ -261,7 +260,7 @@ def _of_operations(
 
 def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
     if not any(fact.memory_categories for fact in facts):
-        return ["memory: what it is held for is not known; that takes two steps of an optimizer"] if facts else []
+        return ["memory: its categories are not known; that takes two steps of an optimizer"] if facts else []
     unknown = {name for fact in facts for name, held in fact.memory_categories.items() if held is None}
     caveats = []
     if "activations" in unknown:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from dtprof.analysis.rank_surveys import Run
 from dtprof.analysis.results import Recovery
 from dtprof.analysis.steps.step_boundaries import find_steps_of
-from dtprof.job.sound_records import list_ranks
+from dtprof.formatting import list_ranks
 from dtprof.job.world_size import newest_attempt
 from dtprof.records.tables import UNKNOWN_NS, RankTables
 

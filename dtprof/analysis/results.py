@@ -7,9 +7,8 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dtprof.formatting import format_ns, plural
+from dtprof.formatting import format_ns, list_ranks, plural
 from dtprof.job.clock_alignment import ClockResult
-from dtprof.job.sound_records import list_ranks
 from dtprof.records.nodes.late_lines import SampledLine
 from dtprof.records.profiler_windows import Share
 from dtprof.records.tables import OutOfMemory
@@ -517,7 +516,7 @@ class Advice:
         at_most = "at most " if self.is_bound else ""
         return (
             f"{self.change}: {at_most}{100 * self.gain:.1f} % shorter steps ({100 * low:.1f} to {100 * high:.1f} %), "
-            f"{format_ns(self.step_ns)}; replay error {100 * (self.replay_error or 0.0):.1f} %"
+            f"to {format_ns(self.step_ns)}; replay error {100 * (self.replay_error or 0.0):.1f} %"
         )
 
 

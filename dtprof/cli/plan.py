@@ -13,8 +13,8 @@ examples:
   dtprof plan --from RUN --ranks 16 --check NEXT_RUN
 
 Layouts dp x fsdp x tp x pp x cp x ep with schedule and microbatches, those that fit by step time. What is not given is
-measured in the runs of --from, or not told. docs/how-to/plan-a-layout.md. exit status: 0; 2 a model, a cluster or a run
-cannot be
+measured in the runs of --from, or unknown. docs/how-to/plan-a-layout.md.
+exit status: 0; 2 the model, the cluster or a run cannot be read
 """
 
 

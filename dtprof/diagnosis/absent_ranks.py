@@ -1,9 +1,10 @@
 """Activity of a rank that others wait for and that is in no operation."""
 
-from dtprof.diagnosis.blocked_ranks import seen_at
+from dtprof.diagnosis.blocked_ranks import places_of, seen_at
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
 from dtprof.diagnosis.job_state import RankState
 from dtprof.diagnosis.stack_groups import PythonState
+from dtprof.formatting import format_fraction
 from dtprof.records import events
 
 FROZEN = ("stopped", "disk-sleep", "tracing-stop")
@@ -30,7 +31,6 @@ LONG_WORK = (
 def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str) -> Finding:
     """Return the finding for ranks that others wait for in one place, by the activity of the first of them."""
     culprits = tuple(sorted(rank.rank for rank in absent))
-    sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
     first = min(absent, key=lambda rank: rank.rank)
     kind, words, advice, confidence = _what_it_does(first)
     words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
@@ -42,7 +42,7 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=confidence,
-        culprit_call_sites=sites,
+        culprit_call_sites=places_of(absent),
         evidence=tuple(f"rank {rank.rank}: {observed_words(rank)}" for rank in absent[:8]),
         advice=(advice,),
         in_first_step=all(is_working(rank) and rank.steps == 0 and bool(rank.open_phases) for rank in absent),
@@ -113,7 +113,7 @@ def observed_words(rank: RankState) -> str:
     if not stack.frames:
         return f"process state {stack.state}{phases}; {stack.reason}"
     path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in stack.frames[:4])
-    share = "" if stack.cpu_share is None else f", {stack.cpu_share:.0%} of a core"
+    share = "" if stack.cpu_share is None else f", {format_fraction(stack.cpu_share, 0)} of a core"
     progress = "".join(f", {words}" for words in progress_of(rank))
     return f"process state {stack.state}{share}{progress}{phases}; stack: {path}"
 

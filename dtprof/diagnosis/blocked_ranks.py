@@ -68,6 +68,16 @@ def call_sites(waiting: dict[int, Operation]) -> dict[int, Site]:
     return {rank: operation.site for rank, operation in waiting.items() if operation.site is not None}
 
 
+def places_of(ranks: Iterable[RankState]) -> dict[int, Site]:
+    """Return the line that each rank is at, or was at its end; ranks of which no line is known are omitted."""
+    return {rank.rank: site for rank in ranks if (site := rank.place) is not None}
+
+
+def last_sites_of(ranks: Iterable[RankState]) -> dict[int, Site]:
+    """Return the line of the newest record of each rank; ranks without one are omitted."""
+    return {rank.rank: site for rank in ranks if (site := rank.last_site) is not None}
+
+
 def seen_at(rank: RankState) -> str:
     """Return where a rank is, or was at its end; `last seen` where only its last record shows it."""
     if rank.place_held is not None or rank.place is None:

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import operation_words
-from dtprof.diagnosis.findings import Finding, at_line, rank_list
+from dtprof.diagnosis.findings import Finding, at_line
 from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 
 MAX_TROUBLES = 4
@@ -36,10 +37,11 @@ def begin_words(operations: Mapping[int, Operation]) -> tuple[str, ...]:
         return ()
     if not held:
         done = [rank for rank, operation in operations.items() if operation.done]
-        end = f"completed on {rank_list(done)} only" if done else "completed on none"
-        return (f"it was begun by the devices of {rank_list(begun)}, and {end}",)
+        end = f"completed on {list_ranks(done)} only" if done else "completed on none"
+        return (f"it was begun by the devices of {list_ranks(begun)}, and {end}",)
     return (
-        f"it was begun by the devices of {rank_list(begun) if begun else 'no rank'}, not by those of {rank_list(held)}",
+        f"it was begun by the devices of {list_ranks(begun) if begun else 'no rank'}, "
+        f"not by those of {list_ranks(held)}",
     )
 
 

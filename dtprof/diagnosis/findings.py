@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from dtprof.formatting import list_ranks
 from dtprof.records.tables import Group, Site
 
 SCHEMA = 1
@@ -52,30 +53,16 @@ def explain(cause: Finding, consequence: Finding) -> Finding:
     return replace(cause, evidence=(*cause.evidence, consequence.summary))
 
 
-def rank_list(ranks: tuple[int, ...] | list[int]) -> str:
-    """Return ranks in words: `rank 2`, `ranks 0, 1, 3`, `ranks 0-6, 8`."""
-    ordered = sorted(ranks)
-    parts: list[str] = []
-    i = 0
-    while i < len(ordered):
-        j = i
-        while j + 1 < len(ordered) and ordered[j + 1] == ordered[j] + 1:
-            j += 1
-        parts += [str(r) for r in ordered[i : j + 1]] if j - i < 2 else [f"{ordered[i]}-{ordered[j]}"]
-        i = j + 1
-    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
-
-
 def capitalised(ranks: tuple[int, ...] | list[int]) -> str:
     """Return ranks in words, to begin a sentence with."""
-    return rank_list(ranks).capitalize()
+    return list_ranks(ranks).capitalize()
 
 
 def wait_words(ranks: tuple[int, ...] | list[int]) -> str:
     """Return `rank 2 waits`, `ranks 0, 1 wait`, `no rank is seen to wait`."""
     if not ranks:
         return "no rank is seen to wait"
-    return f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
+    return f"{list_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
 
 
 def group_words(group: Group | None) -> str:

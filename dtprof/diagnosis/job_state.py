@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dtprof.diagnosis.known_errors import is_refused_by_host
 from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.stack_groups import BUSY, PythonState, RankStack
+from dtprof.formatting import format_fraction
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import RankOperations
 from dtprof.job.stalls import JobProgress, had_stalled
@@ -91,7 +92,7 @@ class Stack:
         busy, share = self.is_busy, self.children_cpu_share or 0.0
         facts = (
             ((self.io_bytes or 0) >= MOVED_BYTES, f"{(self.io_bytes or 0) / 1e6:,.1f} MB read or written"),
-            (share > BUSY, f"its children use {share:.0%} of a core"),
+            (share > BUSY, f"its children use {format_fraction(share, 0)} of a core"),
             (busy and (self.page_faults or 0) >= NEW_PAGES, f"{self.page_faults or 0:,} page faults"),
             (busy and self.python_state == PythonState.CHANGED, "its local variables change"),
             (busy and self.python_state == PythonState.UNSEEN, "it uses the CPU"),

@@ -1,14 +1,54 @@
-"""Rules that read facts only logs have."""
+"""Rules that read facts only logs have, and the findings they form from the lines at which ranks failed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.rule import Rule, Stage
+from dtprof.records.tables import Group
 
 Suspicion = Finding | str | None
 """The result of a rule on a log: a finding, or the reason why there is none."""
+
+
+def log_finding(
+    job: LoggedJob,
+    kind: str,
+    summary: str,
+    *,
+    waiting: Collection[int],
+    confidence: float,
+    advice: tuple[str, ...],
+    culprits: Collection[int] = (),
+    op: str | None = None,
+    group: Group | None = None,
+    seq: int | None = None,
+    evidence: tuple[str, ...] = (),
+    leaves_open: tuple[str, ...] = (),
+) -> Finding:
+    """Return the finding with the lines at which its ranks failed, where the log has them.
+
+    Parameters:
+        waiting: the ranks that failed because of the others.
+        culprits: the ranks at fault; none where the log does not tell.
+        op: the operation they failed in; None where it is not one, or not known.
+    """
+    return Finding(
+        kind=kind,
+        summary=summary,
+        culprit_ranks=tuple(sorted(culprits)),
+        waiting_ranks=tuple(sorted(waiting)),
+        confidence=confidence,
+        group=group,
+        op=op,
+        seq=seq,
+        call_sites=job.sites(set(waiting)),
+        culprit_call_sites=job.sites(set(culprits)),
+        evidence=evidence,
+        advice=advice,
+        leaves_open=leaves_open,
+    )
 
 
 def log_rule(find: Callable[[LoggedJob], Suspicion], kinds: tuple[str, ...], stage: Stage = Stage.SUSPICION) -> Rule:

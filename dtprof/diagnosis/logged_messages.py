@@ -3,9 +3,11 @@
 import ast
 import re
 
-from dtprof.diagnosis.findings import Finding, capitalised, rank_list
+from dtprof.diagnosis.findings import Finding, capitalised
 from dtprof.diagnosis.log_facts import Trace
+from dtprof.diagnosis.log_rule import log_finding
 from dtprof.diagnosis.logged_job import LoggedJob, operation
+from dtprof.formatting import list_ranks
 
 CALL = re.compile(r"(?:\w+\.)*(?:isend|irecv|send|recv)\(.*")
 PEERS = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}
@@ -87,17 +89,16 @@ def _finding(
     facts = [f"rank {rank}: {fronts[rank].call}, line: {fronts[rank].source[:80]}" for rank in sorted(fronts)[:4]]
     gone = [rank for rank in culprits if rank not in fronts]
     if gone:
-        facts.append(f"{rank_list(gone)} raised nothing")
+        facts.append(f"{list_ranks(gone)} raised nothing")
     shown = next((rank for rank in sorted(fronts) if operation(fronts[rank].call) in ("send", "recv")), None)
-    return Finding(
-        kind=kind,
-        summary=f"{capitalised(culprits)} {how}.",
-        culprit_ranks=tuple(sorted(culprits)),
-        waiting_ranks=waiting,
+    return log_finding(
+        job,
+        kind,
+        f"{capitalised(culprits)} {how}.",
+        culprits=culprits,
+        waiting=waiting,
         confidence=confidence,
         op=operation(fronts[shown].call) if shown is not None else None,
-        call_sites=job.sites(list(waiting)),
-        culprit_call_sites=job.sites(list(culprits)),
         evidence=tuple(facts),
         advice=("Compare peer, tag, size and order of the sends and receives at these lines.",),
     )

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD
 from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.blocked_ranks import operation_words
-from dtprof.diagnosis.findings import Finding, at_line, rank_list, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState, Stop
 from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.open_collectives import find_open_collectives
 from dtprof.diagnosis.rank_failures import NATIVE_CRASHES, STOPPED
+from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.stalls import SLOW_AFTER_NS, Progress
 
@@ -55,7 +56,7 @@ def words_on_lost(job: JobState, findings: Sequence[Finding]) -> tuple[str, ...]
     lost = [rank for rank in job.lost if all(rank not in finding.culprit_ranks for finding in findings)]
     return (
         (
-            f"{rank_list(lost)} left no {job.evidence_name}: ended, killed, or not given here; what "
+            f"{list_ranks(lost)} left no {job.evidence_name}: ended, killed, or not given here; what "
             f"{'they' if len(lost) > 1 else 'it'} did is not known",
         )
         if lost
@@ -98,7 +99,7 @@ def _outcome(job: JobState, findings: Sequence[Finding], left_open: tuple[str, .
         return "unknown", (_unknown_wait(job),)
     if not job.manifest.ended_realtime_ns and (gone := _without_exit_record(job)):
         return "unknown", (
-            f"{rank_list(gone)} {NO_EXIT_RECORD}: killed together with dtprof run, or with the host; "
+            f"{list_ranks(gone)} {NO_EXIT_RECORD}: killed together with dtprof run, or with the host; "
             "no fault was detected before that",
         )
     return "healthy", ()
@@ -120,7 +121,7 @@ def _log_words(job: LoggedJob, *, is_told: bool) -> Sequence[str]:
     if reasons or is_told:
         return reasons
     if failed := [end.rank for end in job.exits.values() if end.status != 0]:
-        return [f"{rank_list(failed)} failed, and no line tells why"]
+        return [f"{list_ranks(failed)} failed, and no line tells why"]
     if job.notes("failed", "system-error", "native-crash"):
         return ["the job failed, and no line tells why: keep the output of every rank"]
     return ["nothing in the log tells of a failure; whether a job that still runs hangs silently, it cannot show"]
@@ -175,8 +176,8 @@ def _lost_words(rank: RankState) -> str:
 def _unknown_wait(job: JobState) -> str:
     if job.missing:
         return (
-            f"{_wait_words(job)}, perhaps for {rank_list(job.missing)}, of which there is no {job.evidence_name} here: "
-            f"{job.how_to_complete}"
+            f"{_wait_words(job)}, perhaps for {list_ranks(job.missing)}, of which there is no {job.evidence_name} "
+            f"here: {job.how_to_complete}"
         )
     ranks = job.ranks.values()
     if all(rank.in_init for rank in ranks):

@@ -97,14 +97,6 @@ def stride_of(count: int, most: int) -> int:
     return stride
 
 
-def list_ranks(ranks: Iterable[int], limit: int = 8) -> str:
-    """Return "rank 3" or "ranks 0, 1, 5 and 12 more"."""
-    known = sorted(ranks)
-    shown = ", ".join(map(str, known[:limit]))
-    more = f" and {len(known) - limit} more" if len(known) > limit else ""
-    return f"rank{'s' if len(known) != 1 else ''} {shown}{more}"
-
-
 def _is_time(column: Column) -> Mask:
     return _are_within(column, 1)
 

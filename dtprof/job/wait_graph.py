@@ -5,12 +5,12 @@ A message meets the one of as many before it in its channel, where nothing was d
 rank has issued has not come before its device has started it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from dtprof.job.cyclic_waits import find_closed_sets
 from dtprof.job.groups import GroupId
-from dtprof.job.issued_operations import ChannelEnd, Operation, Ranks
+from dtprof.job.issued_operations import ChannelEnd, Operation, RankOperations, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,8 @@ def find_waits(ranks: Ranks, waiting: Iterable[int], *, lost: Collection[int]) -
 
 
 def _awaited_members(ranks: Ranks, group: GroupId, seq: int, *, lost: Collection[int]) -> tuple[int, ...]:
-    """Return the members that have not reached a collective, and the lost ones; others are unknown."""
-    lost, known = set(lost), ((member, ranks.get(member)) for member in group.ranks)
-    return tuple(m for m, rank in known if (not rank.has_come_to(group, seq) if rank is not None else m in lost))
+    """Return the members that have not reached a collective with their devices, and the lost ones."""
+    return _members_without(ranks, group, lambda rank: rank.has_come_to(group, seq), lost)
 
 
 def _without(rank: int, members: tuple[int, ...]) -> tuple[int, ...]:
@@ -59,9 +58,15 @@ def _without(rank: int, members: tuple[int, ...]) -> tuple[int, ...]:
 
 def absent_members(ranks: Ranks, group: GroupId, seq: int, *, lost: Collection[int]) -> tuple[int, ...]:
     """Return the members of a group that have not issued a collective, and those lost; of other ranks nobody knows."""
-    key, lost = (group, False), set(lost)
-    known = ((member, ranks.get(member)) for member in group.ranks)
-    return tuple(m for m, rank in known if (rank.counts.get(key, 0) <= seq if rank is not None else m in lost))
+    return _members_without(ranks, group, lambda rank: rank.counts.get((group, False), 0) > seq, lost)
+
+
+def _members_without(
+    ranks: Ranks, group: GroupId, has_come: Callable[[RankOperations], bool], lost: Collection[int]
+) -> tuple[int, ...]:
+    """Return the members that have not come, and the lost ones; members without a record are unknown."""
+    lost, known = set(lost), ((member, ranks.get(member)) for member in group.ranks)
+    return tuple(m for m, rank in known if (not has_come(rank) if rank is not None else m in lost))
 
 
 def _message(ranks: Ranks, rank: int, operation: Operation, lost: Collection[int]) -> Wait:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import fence
+from dtprof.formatting import format_fraction
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
 from dtprof.launch.stack_sampler import find_py_spy
 from dtprof.launch.work_counters import WorkCounters, read_work_counters
@@ -191,8 +192,8 @@ def describe_work(difference: Difference, before: WorkCounters, after: WorkCount
         return f"what it does{inner} is not known"
     share = (after.cpu_s - before.cpu_s) / SAMPLE_S
     if share < IDLE_SHARE:
-        return f"it sleeps or waits{inner}, using {share:.0%} of a core"
-    return f"it computes{inner}, using {share:.0%} of a core"
+        return f"it sleeps or waits{inner}, using {format_fraction(share, 0)} of a core"
+    return f"it computes{inner}, using {format_fraction(share, 0)} of a core"
 
 
 class LateRanks:

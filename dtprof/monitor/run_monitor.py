@@ -11,8 +11,7 @@ from dtprof.analysis.rank_exits import STOPPED
 from dtprof.analysis.results import StragglerResult, Summary
 from dtprof.analysis.whatif.advice import summarise_advised
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch, list_reported
-from dtprof.formatting import format_count, format_ns
-from dtprof.job.sound_records import list_ranks
+from dtprof.formatting import format_count, format_ns, list_ranks
 from dtprof.job.stalls import (
     INTERVAL_NS,
     JobProgress,

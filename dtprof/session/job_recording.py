@@ -79,7 +79,7 @@ def diagnose_stalled(run: Path) -> hang_watcher.Verdict:
 @fenced("the closing note", "is not printed")
 def _print_end(run: Path, end: job_launch.JobEnd) -> None:
     """Print on stderr the path of the run, the missing ranks, and the next command."""
-    from dtprof.diagnosis.findings import rank_list
+    from dtprof.formatting import list_ranks
     from dtprof.job.world_size import read_world_size
     from dtprof.records.reader import open_run
 
@@ -92,7 +92,7 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
     else:
         missing = [rank for rank in range(world_size) if rank not in opened.folders]
         if missing:
-            named = rank_list(missing).split(maxsplit=1)[1]
+            named = list_ranks(missing).split(maxsplit=1)[1]
             job_launch.say(f"these ranks of {world_size} left no record: {named} ({WHY_UNARMED})")
     if end.status != 0 and world_size:
         from dtprof.session.run_diagnosis import diagnose_run

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from dtprof.analysis.timeline.window_overlap import summarise_window
 from dtprof.errors import NotATraceError
+from dtprof.formatting import list_ranks
 from dtprof.interchange.importers.window_trace import read_window
-from dtprof.job.sound_records import list_ranks
 from dtprof.records.paths import WINDOWS
 from dtprof.records.rank_log.strings import read_strings
 

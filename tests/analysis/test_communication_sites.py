@@ -94,7 +94,7 @@ def test_algorithm_bandwidth_is_bytes_over_transfer() -> None:
 
 def test_the_costliest_line_is_named_in_the_text(summary: Summary) -> None:
     text = " ".join(summary_text(summary).split())
-    assert "loop.py:7 in step costs most, 9.00 ms a step (9%): all_reduce (ddp) over dp in backward" in text
+    assert "loop.py:7 in step costs most, 9.00 ms a step (9 %): all_reduce (ddp) over dp in backward" in text
 
 
 def test_an_operation_without_a_line_is_listed_and_never_named() -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -70,12 +71,12 @@ class Page:
             time.sleep(0.05)
         return value
 
-    def emulate(self, *, dark: bool = False, media: str = "", width: int = 1280) -> None:
+    def emulate(self, *, dark: bool = False, media: str = "", width: int = 1280, height: int = 900) -> None:
         """Set what the page learns of its surroundings."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme, still]})
-        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def complaints(self) -> list[str]:
@@ -106,24 +107,41 @@ def axe_findings(
     return found
 
 
-@pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """Start the browser once."""
+@contextmanager
+def open_browser(profile: Path) -> Iterator[webdriver.Chrome]:
+    """Start a browser with a profile of its own, and quit it at the end.
+
+    Raises:
+        FileNotFoundError: Chromium or its driver is not on PATH.
+    """
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     driver_path = shutil.which("chromedriver")
     if browser is None or driver_path is None:
         missing = "no chromium" if browser is None else "no chromedriver"
-        if os.environ.get("CI"):
-            pytest.fail(f"{missing} on PATH, and CI is set: apt-get install chromium chromium-driver")
-        pytest.skip(f"{missing} on PATH: apt-get install chromium chromium-driver")
+        raise FileNotFoundError(f"{missing} on PATH: apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(driver_path))
-    yield driver
-    driver.quit()
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """Start the browser once."""
+    with ExitStack() as stack:
+        try:
+            driver = stack.enter_context(open_browser(tmp_path_factory.mktemp("chromium")))
+        except FileNotFoundError as missing:
+            if os.environ.get("CI"):
+                pytest.fail(f"{missing}; it is not optional where CI is set")
+            pytest.skip(str(missing))
+        yield driver
 
 
 @pytest.fixture

@@ -90,6 +90,6 @@ def test_of_ranks_without_a_record_those_that_were_seen_are_distinguished(tmp_pa
     (run / paths.node_folder_name(rank.host) / paths.STACKS).write_text(stacks(0.9, "running", ranks={0: 1}))
     (finding,) = diagnose_run(run).findings
     assert finding.summary == "Ranks 1, 2 of 3 never joined; rank 0 waits in init_process_group."
-    assert finding.evidence[0].startswith(f"rank 1 (process {PID}): process state running, 90% of a core")
+    assert finding.evidence[0].startswith(f"rank 1 (process {PID}): process state running, 90 % of a core")
     assert finding.evidence[1:] == ("rank 2 left no record at all",)
     assert finding.in_first_step is False

@@ -5,6 +5,7 @@ import pytest
 from dtprof.cli.main import build_parser
 from reference_trainer.options import parse_options
 from reference_trainer.placement import Placement
+from tests.docs import report_images
 from tests.docs.pages import Page, all_pages, load
 
 PAGES = all_pages()
@@ -69,3 +70,8 @@ def test_no_page_names_a_folder_of_the_machine_it_was_written_on(page: Page) -> 
     if not page.name.startswith("reference_trainer/"):
         assert "/root/" not in page.text
         assert "/home/" not in page.text.replace("/home/user/train/", "")  # where the stored runs were recorded
+
+
+def test_every_picture_is_one_that_the_script_renders() -> None:
+    rendered = {report_images.image_path(name, dark=dark) for name in report_images.VIEWS for dark in (False, True)}
+    assert rendered == set(report_images.FOLDER.iterdir())

@@ -80,8 +80,8 @@ def test_the_line_that_the_late_rank_has_more_of_is_named_and_waits_do_not_count
     [
         ((LOADER, "__next__"), 0.1, 0, "it waits for its data loader"),
         (("/home/me/train.py", "load"), 0.1, 50_000_000, "it reads and writes files or pipes, 25 MB a second"),
-        (("/home/me/train.py", "load"), 0.1, 0, "it sleeps or waits, using 5% of a core"),
-        (("/usr/lib/python3/json/decoder.py", "decode"), 1.8, 0, "it computes in decode, using 90% of a core"),
+        (("/home/me/train.py", "load"), 0.1, 0, "it sleeps or waits, using 5 % of a core"),
+        (("/usr/lib/python3/json/decoder.py", "decode"), 1.8, 0, "it computes in decode, using 90 % of a core"),
     ],
 )
 def test_what_a_late_rank_does_is_said_by_its_work(
@@ -101,4 +101,4 @@ def test_the_newest_sampled_line_of_a_rank_counts_and_damaged_rows_are_left_out(
     (tmp_path / "node-a" / paths.LATENESS).write_text("".join(json.dumps(each) + "\n" for each in rows))
     lines = read_late_lines(tmp_path)
     assert list(lines) == [1]
-    assert lines[1].words == "at a.py:4 (f) for 50% of its time more: it computes"
+    assert lines[1].words == "at a.py:4 (f) for 50 % of its time more: it computes"

@@ -70,7 +70,7 @@ def test_every_other_loss_has_its_sentence_and_the_advice_that_was_predicted(par
     summary = replace(with_parts(**{part: 50}), advice=advice)
     assert said(summary) == f"Ranks spend 25 % of a step of 200 ms {words}."
     assert write_headline(summary).advice == (
-        "Rank 1 as fast as the others: 25.0 % shorter steps (20.0 to 30.0 %), 150 ms; replay error 1.3 %."
+        "Rank 1 as fast as the others: 25.0 % shorter steps (20.0 to 30.0 %), to 150 ms; replay error 1.3 %."
     )
 
 

@@ -59,7 +59,7 @@ def test_it_shows_real_figures() -> None:
     # Blame: 10 ms a step; 100 / (100 - 10) = 1.11.
     # Its work is 100 - 10 blocked, that of rank 0 100 - 20; what it does more lies in the backward pass.
     assert (
-        "stragglers  rank 1: to blame in 100% of steps with waits, the others wait 10.0\n"
+        "stragglers  rank 1: to blame in 100 % of steps with waits, the others wait 10.0\n"
         "            ms a step for it (1.11x), slow in backward since step 2\n"
     ) in text
     assert "4.00 MiB" in text
@@ -144,5 +144,5 @@ def test_caveats_are_whole_sentences() -> None:
 
 def test_the_bubble_of_a_pipeline_stands_beside_theory_with_its_parts() -> None:
     text = " ".join(summary_text(replace(summary_of(4), pipeline=PIPELINE)).split())
-    assert "pipeline 1F1B, 4 stages on 4 ranks, 8 microbatches: bubble 40.0% (theory 27.3%)" in text
-    assert "schedule 27.0%, imbalance 8.0%, exposed p2p 4.0%, jitter 1.0%" in text
+    assert "pipeline 1F1B, 4 stages on 4 ranks, 8 microbatches: bubble 40.0 % of its window (theory 27.3 %)" in text
+    assert "schedule 27.0, imbalance 8.0, exposed p2p 4.0, jitter 1.0 %" in text

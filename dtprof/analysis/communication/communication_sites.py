@@ -14,7 +14,7 @@ from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.results import PHASES, CallLine, CallSiteResult, MessageSizes, PhaseCommunication, Summary
 from dtprof.analysis.steps.phase_intervals import ORDER
-from dtprof.formatting import format_ns
+from dtprof.formatting import format_fraction, format_ns
 from dtprof.intervals import Column, Mask, locate
 from dtprof.job.api_names import Apis
 from dtprof.job.axes import purpose_of
@@ -255,7 +255,9 @@ def describe_costliest_line(summary: Summary) -> str:
     share = worst.exposed_ns_per_step / steps.median
     if share < WORTH:
         return ""
-    return f"{worst.line.words} costs most, {format_ns(worst.exposed_ns_per_step)} a step ({share:.0%}): {worst.what}"
+    # A mean over the median: where few steps are far longer than the rest, it is no share of one.
+    of_step = f" ({format_fraction(share, 0)})" if share <= 1 else ""
+    return f"{worst.line.words} costs most, {format_ns(worst.exposed_ns_per_step)} a step{of_step}: {worst.what}"
 
 
 def _mean(total: int, number: int) -> int | None:

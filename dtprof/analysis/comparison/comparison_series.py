@@ -21,12 +21,13 @@ from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps
 from dtprof.analysis.steps.throughput import sum_consumption
+from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Intervals, locate
 from dtprof.job.api_names import find_apis
 from dtprof.job.axes import distinct_groups, purpose_of
 from dtprof.job.clock_alignment import state_errors
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
-from dtprof.job.sound_records import UNNAMED, list_ranks
+from dtprof.job.sound_records import UNNAMED
 from dtprof.job.world_size import newest_ranks, resolve_world_size
 from dtprof.records import codes
 from dtprof.records.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES

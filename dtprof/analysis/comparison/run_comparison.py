@@ -26,8 +26,7 @@ from dtprof.analysis.comparison.comparison_series import (
 from dtprof.analysis.comparison.comparison_statistics import MIN_STEPS, Estimate, subtract_means
 from dtprof.analysis.metric_registry import COMPARED
 from dtprof.analysis.steps.throughput import RATES
-from dtprof.formatting import plural
-from dtprof.job.sound_records import list_ranks
+from dtprof.formatting import list_ranks, plural
 
 ERROR = 0.05
 STEP_SHARE = 0.4

@@ -6,7 +6,7 @@ from typing import Literal
 from dtprof.analysis.comparison.comparison_series import BUBBLE, EXPOSED, JOB, STEP, Figure, RunFigures
 from dtprof.analysis.comparison.comparison_statistics import MIN_STEPS, Estimate, subtract_means
 from dtprof.analysis.metric_registry import NO_STEPS, THRESHOLDS
-from dtprof.job.sound_records import list_ranks
+from dtprof.formatting import list_ranks
 
 CONFIDENCE = 0.95
 Outcome = Literal["passed", "failed", "unknown"]

@@ -9,8 +9,7 @@ from dtprof.analysis.preflight.preflight_case import (
     listed,
     ranks_of,
 )
-from dtprof.formatting import format_bytes, format_ns, plural
-from dtprof.job.sound_records import list_ranks
+from dtprof.formatting import format_bytes, format_ns, list_ranks, plural
 from dtprof.records.rank_probes import RankProbe
 
 INTERFACE_SETTINGS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")

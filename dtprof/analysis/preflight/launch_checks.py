@@ -11,8 +11,7 @@ from dtprof.analysis.preflight.preflight_case import (
     listed,
     ranks_of,
 )
-from dtprof.formatting import plural
-from dtprof.job.sound_records import list_ranks
+from dtprof.formatting import list_ranks, plural
 from dtprof.records.rank_probes import RankProbe
 
 MICROBATCHES_PER_STAGE = 4

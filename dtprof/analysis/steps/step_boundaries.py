@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dtprof.analysis.steps.step_periods import find_period_ends
+from dtprof.formatting import list_ranks
 from dtprof.intervals import NONE, Column, Intervals, pair, union
 from dtprof.job.rank_batches import RankBatch, batch_ranks
-from dtprof.job.sound_records import ENDED, is_any, list_ranks, spans_of, times_of
+from dtprof.job.sound_records import ENDED, is_any, spans_of, times_of
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
 

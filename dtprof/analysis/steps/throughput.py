@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from dtprof.analysis.results import Throughput
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
+from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Mask
 from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_replicas, is_clear
-from dtprof.job.sound_records import is_any, list_ranks
+from dtprof.job.sound_records import is_any
 from dtprof.records import events
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
 

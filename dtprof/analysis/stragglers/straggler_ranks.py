@@ -42,9 +42,8 @@ from dtprof.analysis.stragglers.blame import (
 from dtprof.analysis.stragglers.device_clocks import DeviceClock
 from dtprof.analysis.stragglers.rank_waits import WORK, RankWaits
 from dtprof.analysis.stragglers.straggler_gains import Mending, find_late
-from dtprof.formatting import format_ns
+from dtprof.formatting import format_ns, list_ranks
 from dtprof.intervals import Column, Mask
-from dtprof.job.sound_records import list_ranks
 from dtprof.records import events
 
 MIN_COST = 0.05

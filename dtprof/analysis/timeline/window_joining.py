@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Mask
-from dtprof.job.sound_records import is_any, list_ranks
+from dtprof.job.sound_records import is_any
 from dtprof.records.profiler_windows import Share, WindowTrace
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, Snapshot, Window
 

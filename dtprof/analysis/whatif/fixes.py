@@ -13,9 +13,8 @@ import numpy as np
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Dependencies, Floats
 from dtprof.errors import UsageError
-from dtprof.formatting import format_bytes
+from dtprof.formatting import format_bytes, list_ranks
 from dtprof.intervals import Column, Mask
-from dtprof.job.sound_records import list_ranks
 from dtprof.records import events
 
 RANK, HOST, STAGE, OP, PHASE = "rank", "host", "stage", "op", "phase"

@@ -13,8 +13,8 @@ from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.prediction import Replayable
 from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
 from dtprof.analysis.whatif.schedule_fixes import measure_times
+from dtprof.formatting import list_ranks
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
-from dtprof.job.sound_records import list_ranks
 from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
 
 MAX_EVENTS = 1 << 18

@@ -7,10 +7,11 @@ import numpy as np
 
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job import agreement
 from dtprof.job.agreement import Disagreement, disagreement_at, sizes_at
 from dtprof.job.group_collectives import group_tables, line_of
@@ -97,12 +98,12 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     ]
     facts += [f"rank {rank}: {shown[rank]}{at_line(sites.get(rank))}" for rank in sorted(shown)[:8]]
     if is_other_call:
-        facts.append(f"the line of {rank_list(culprits)}, in another function, is one that no rank had called before")
+        facts.append(f"the line of {list_ranks(culprits)}, in another function, is one that no rank had called before")
     if passed:
         facts.append("the back end let it pass: results are silently wrong")
     if found.is_new:
         facts.append(
-            f"the ranks split into equal halves: {rank_list(culprits)} made this call for the first time, "
+            f"the ranks split into equal halves: {list_ranks(culprits)} made this call for the first time, "
             "the others not"
         )
     if found.is_tie:
@@ -110,9 +111,9 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     op = present[usual].op
     has = "has" if len(culprits) == 1 else "have"
     tail = (
-        f"{rank_list(culprits)} {'does' if len(culprits) == 1 else 'do'} not fit ({op})"
+        f"{list_ranks(culprits)} {'does' if len(culprits) == 1 else 'do'} not fit ({op})"
         if found.bad_pairs
-        else f"{rank_list(culprits)} {has} {shown[culprits[0]]}, the others {shown[usual]} ({op})"
+        else f"{list_ranks(culprits)} {has} {shown[culprits[0]]}, the others {shown[usual]} ({op})"
     )
     blocked = () if passed else tuple(sorted({*victims(job, set(culprits)), *(set(present) - set(culprits))}))
     return Finding(

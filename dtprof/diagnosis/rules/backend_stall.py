@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.device_evidence import begin_words, with_device_health
-from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import STOPPED
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import partner_of
 
@@ -44,7 +45,7 @@ def find_backend_stalls(case: Case) -> Iterator[Finding]:
             continue
         op = next(iter(collective.waiting.values()))
         group = job.group(collective.group)
-        end = f"it failed on {rank_list(tuple(failed))}" if failed else "it does not complete"
+        end = f"it failed on {list_ranks(tuple(failed))}" if failed else "it does not complete"
         errors = [error for rank in failed if (error := job.ranks[rank].transport_exception) is not None]
         finding = Finding(
             kind="backend-stall",

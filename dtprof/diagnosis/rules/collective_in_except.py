@@ -9,9 +9,10 @@ import numpy as np
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import Handler, JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.agreement import disagreement_at
 from dtprof.job.group_collectives import at_position, at_same_positions, group_tables
 from dtprof.job.groups import GroupId
@@ -79,7 +80,7 @@ def _finding(job: JobState, group: GroupId, present: dict[int, Operation], handl
         severity="info",
         summary=f"{capitalised(ranks)} made {mine.op} #{mine.seq} of {group_words(known)}{at_line(mine.site)} in "
         f"`{handler.text}` (line {handler.line}); it met the call{at_line(theirs.site)} of "
-        f"{rank_list(tuple(others))}, and the job did not hang.",
+        f"{list_ranks(tuple(others))}, and the job did not hang.",
         culprit_ranks=ranks,
         confidence=0.7,
         group=known,

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.device_evidence import begin_words, is_held_by_compute, place_words, with_device_health
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import OpenCollective
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.wait_graph import is_met
 
 ADVICE = "Look at the devices of these ranks (Xid errors, a kernel that never ends) and at their native stacks."
@@ -65,7 +66,7 @@ def _finding(job: JobState, collective: OpenCollective, ranks: list[int], words:
         call_sites=call_sites(waiting),
         culprit_call_sites=call_sites({rank: collective.waiting[rank] for rank in culprits}),
         evidence=(
-            f"{rank_list(collective.group.ranks)} all issued it; operations and arguments agree",
+            f"{list_ranks(collective.group.ranks)} all issued it; operations and arguments agree",
             *begin_words({**collective.elsewhere, **collective.waiting}),
             *place_words(job, culprits),
         ),

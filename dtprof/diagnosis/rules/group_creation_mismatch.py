@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from dtprof.diagnosis.blocked_ranks import fewest_steps
+from dtprof.diagnosis.blocked_ranks import fewest_steps, places_of
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.records.tables import Site
+from dtprof.formatting import list_ranks
 
 ADVICE = "Every rank of the job must call new_group, members or not, in the same order."
 
@@ -37,7 +37,7 @@ def find_creation_mismatch(case: Case) -> Iterator[Finding]:
     culprits = tuple(sorted(rank.rank for rank in absent))
     waiting = tuple(sorted(making))
     sites = {rank: own.making_group for rank, own in making.items() if own.making_group is not None}
-    places: dict[int, Site] = {rank: place for rank in culprits if (place := job.ranks[rank].place) is not None}
+    places = places_of(job.ranks[rank] for rank in culprits)
     line = next(iter(sites.values()), None)
     yield Finding(
         kind="group-creation-mismatch",
@@ -50,7 +50,7 @@ def find_creation_mismatch(case: Case) -> Iterator[Finding]:
         culprit_call_sites=places,
         evidence=(
             *(f"rank {r.rank}: {_doing(r, counted=counted)}" for r in absent[:8]),
-            *((f"{rank_list(waiting)} made {number} groups, this one included",) if counted else ()),
+            *((f"{list_ranks(waiting)} made {number} groups, this one included",) if counted else ()),
         ),
         advice=(ADVICE,),
     )

@@ -6,11 +6,12 @@ from itertools import combinations
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, capitalised, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import OpenCollective
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.wrong_group import find_call_of_absent, find_wrong_call
+from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 
 MAX_COMPARED = 50
@@ -43,7 +44,7 @@ def find_group_cycle(case: Case) -> Iterator[Finding]:
     yield Finding(
         kind="group-order-inversion",
         summary=f"{capitalised(cycle)} wait for one another in a cycle: {names} are entered in opposite order; "
-        f"{rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'} in {operation_words(job, first)}.",
+        f"{list_ranks(culprits)} {'is' if len(culprits) == 1 else 'are'} in {operation_words(job, first)}.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(sorted(waiting)),
         confidence=0.9 if culprits != cycle else 0.8,

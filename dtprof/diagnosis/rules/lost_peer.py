@@ -2,12 +2,13 @@
 
 from collections.abc import Hashable, Mapping
 
-from dtprof.diagnosis.findings import Finding, capitalised, rank_list, wait_words
+from dtprof.diagnosis.findings import Finding, capitalised, wait_words
 from dtprof.diagnosis.log_facts import Trace
-from dtprof.diagnosis.log_rule import Suspicion, log_rule
+from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
 from dtprof.diagnosis.logged_messages import find_messages
 from dtprof.diagnosis.rule import Declared
+from dtprof.formatting import list_ranks
 from dtprof.records.events import FROM_ROOT, TO_ROOT
 
 STACKS = "Take the stack of that rank next time while the job hangs (py-spy dump), or start it with dtprof run."
@@ -39,7 +40,7 @@ def find_waits(job: LoggedJob) -> Suspicion:
     running = {rank for rank in absent - exited if late}
     if len(exited or running) > len(fronts):
         reason = (
-            f"only {rank_list(sorted(fronts))} of {len(job.known)} ranks reported a failed operation: "
+            f"only {list_ranks(sorted(fronts))} of {len(job.known)} ranks reported a failed operation: "
             "the others may not have come, or it may be one operation too many"
         )
         return _no_culprit(job, fronts, reason) if late else reason
@@ -50,11 +51,11 @@ def find_waits(job: LoggedJob) -> Suspicion:
         return _absent(job, fronts, exited, running)
     if absent:
         return (
-            f"a peer of {rank_list(sorted(fronts))} went away, and the log does not say which: "
-            f"{rank_list(sorted(absent))} left no exception"
+            f"a peer of {list_ranks(sorted(fronts))} went away, and the log does not say which: "
+            f"{list_ranks(sorted(absent))} left no exception"
         )
     if not late:
-        reason = f"{rank_list(sorted(fronts))} lost a peer, and the log does not say whose end came first"
+        reason = f"{list_ranks(sorted(fronts))} lost a peer, and the log does not say whose end came first"
         listed = set(job.exits) == set(fronts)
         return (_unnamed_left(job, fronts, reason) if listed else None) or reason
     if len(set(ops.values())) > 1 and all(ops.values()):
@@ -67,16 +68,14 @@ def find_waits(job: LoggedJob) -> Suspicion:
 
 def _no_culprit(job: LoggedJob, fronts: dict[int, Trace], reason: str) -> Finding:
     """Return the finding that says who waited where, and names no culprit."""
-    waiting = tuple(sorted(fronts))
     ops = operations_of(fronts)
-    return Finding(
-        kind="rank-skipped-collective",
-        summary=f"{wait_words(waiting).capitalize()} in {words_of(ops)} in vain; for whom is not in the log.",
-        culprit_ranks=(),
-        waiting_ranks=waiting,
+    return log_finding(
+        job,
+        "rank-skipped-collective",
+        f"{wait_words(sorted(fronts)).capitalize()} in {words_of(ops)} in vain; for whom is not in the log.",
+        waiting=fronts,
         confidence=0.2,
         op=the_only(ops),
-        call_sites=job.sites(list(waiting)),
         advice=("Look at what the other ranks did at that time, and at the groups of their operations.", STACKS),
         leaves_open=(reason,),
     )
@@ -86,42 +85,39 @@ def _unnamed_left(job: LoggedJob, fronts: dict[int, Trace], reason: str) -> Find
     """Return the finding for jobs whose listed ranks all lost a peer: it is none of them."""
     if not job.has_table:
         return None
-    waiting = tuple(sorted(fronts))
     ops = operations_of(fronts)
-    return Finding(
-        kind="rank-exited",
-        summary=f"A rank that the log does not name left; {rank_list(waiting)} lost it in {words_of(ops)}.",
-        culprit_ranks=(),
-        waiting_ranks=waiting,
+    return log_finding(
+        job,
+        "rank-exited",
+        f"A rank that the log does not name left; {list_ranks(sorted(fronts))} lost it in {words_of(ops)}.",
+        waiting=fronts,
         confidence=0.4,
         op=the_only(ops),
-        call_sites=job.sites(list(waiting)),
         evidence=("every rank in torchrun's table failed because a peer was gone, none by itself",),
-        advice=(f"Look at ranks above {max(waiting)} that ended with status 0, and at other hosts.",),
+        advice=(f"Look at ranks above {max(fronts)} that ended with status 0, and at other hosts.",),
         leaves_open=(reason,),
     )
 
 
 def _absent(job: LoggedJob, fronts: dict[int, Trace], exited: set[int], running: set[int]) -> Finding:
     culprits = tuple(sorted(exited or running))
-    waiting = tuple(sorted(fronts))
     ops = operations_of(fronts)
     if exited:
         how, kind = "had ended with status 0", "rank-exited"
-        facts = [f"torchelastic's table lists every rank that failed or was stopped, not {rank_list(culprits)}"]
+        facts = [f"torchelastic's table lists every rank that failed or was stopped, not {list_ranks(culprits)}"]
     else:
         how, kind = "never came", "rank-skipped-collective"
-        facts = [f"{rank_list(culprits)} raised nothing: the operations of the others timed out"]
+        facts = [f"{list_ranks(culprits)} raised nothing: the operations of the others timed out"]
         if stopped := [rank for rank in culprits if rank in job.exits and job.exits[rank].status == -15]:
-            facts.append(f"{rank_list(stopped)} still ran when the launcher stopped the job")
-    return Finding(
-        kind=kind,
-        summary=f"{capitalised(culprits)} {how}; {wait_words(waiting)} in {words_of(ops)}.",
-        culprit_ranks=culprits,
-        waiting_ranks=waiting,
-        confidence=0.65 if len(culprits) < len(waiting) or job.has_table else 0.4,
+            facts.append(f"{list_ranks(stopped)} still ran when the launcher stopped the job")
+    return log_finding(
+        job,
+        kind,
+        f"{capitalised(culprits)} {how}; {wait_words(sorted(fronts))} in {words_of(ops)}.",
+        culprits=culprits,
+        waiting=fronts,
+        confidence=0.65 if len(culprits) < len(fronts) or job.has_table else 0.4,
         op=the_only(ops),
-        call_sites=job.sites(list(waiting)),
         evidence=tuple(facts),
         advice=("Look for a branch, an early return or a shorter loop on these ranks.", STACKS),
     )
@@ -142,59 +138,56 @@ def _disagreeing(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) 
     if one_line:
         facts.append("all are at one line: the odd one may only be behind, for a reason that the log does not show")
     words = ", ".join(sorted({ops[rank] for rank in culprits}))
-    against = f" while {rank_list(waiting)} were in {ops[waiting[0]]}" if waiting else ""
-    return Finding(
-        kind="collective-order-mismatch" if named and not one_line else "rank-skipped-collective",
-        summary=f"{capitalised(culprits)} {'was' if len(culprits) == 1 else 'were'} in {words}{against}.",
-        culprit_ranks=culprits,
-        waiting_ranks=waiting,
+    against = f" while {list_ranks(waiting)} were in {ops[waiting[0]]}" if waiting else ""
+    return log_finding(
+        job,
+        "collective-order-mismatch" if named and not one_line else "rank-skipped-collective",
+        f"{capitalised(culprits)} {'was' if len(culprits) == 1 else 'were'} in {words}{against}.",
+        culprits=culprits,
+        waiting=waiting,
         confidence=0.35 if one_line else 0.4 if one_sided else 0.5 if split else 0.6,
         # A backward pass does not say which operation it is in: then the other one is all that is known.
         op=next((name for rank in (*waiting, *culprits) if (name := operation(fronts[rank].call))), None),
-        call_sites=job.sites(list(waiting)),
-        culprit_call_sites=job.sites(list(culprits)),
         evidence=tuple(facts),
         advice=("Compare how these ranks came to the lines named: a branch, a loop one round shorter, one call more.",),
     )
 
 
 def _other_lines(job: LoggedJob, fronts: dict[int, Trace], places: dict[int, Hashable]) -> Finding:
-    culprits = odd_ones(places)
-    split = len(culprits) == len(places)
-    waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
+    odd = odd_ones(places)
+    culprits = odd if len(odd) < len(places) else ()
+    waiting = [rank for rank in sorted(fronts) if rank not in culprits]
     ops = operations_of(fronts)
     facts = ["the ranks failed in the same operation at different lines"]
-    if split:
+    if not culprits:
         facts.append("they may wait for each other in different groups: the log does not say the groups")
-    return Finding(
-        kind="rank-skipped-collective",
-        summary=f"Ranks stand at different lines in {words_of(ops)}"
-        + ("." if split else f": {rank_list(culprits)} apart from {rank_list(waiting)}."),
-        culprit_ranks=() if split else culprits,
-        waiting_ranks=tuple(sorted(fronts)) if split else waiting,
-        confidence=0.3 if split else 0.45,
+    return log_finding(
+        job,
+        "rank-skipped-collective",
+        f"Ranks stand at different lines in {words_of(ops)}"
+        + (f": {list_ranks(culprits)} apart from {list_ranks(waiting)}." if culprits else "."),
+        culprits=culprits,
+        waiting=waiting,
+        confidence=0.45 if culprits else 0.3,
         op=the_only(ops),
-        call_sites=job.sites(sorted(fronts) if split else list(waiting)),
-        culprit_call_sites={} if split else job.sites(list(culprits)),
         evidence=tuple(facts),
         advice=("Start the job with dtprof run: its records tell the group of each operation.",),
     )
 
 
 def _all_alike(job: LoggedJob, fronts: dict[int, Trace], late: bool) -> Suspicion:
-    waiting = tuple(sorted(fronts))
+    waiting = sorted(fronts)
     op = next((name for trace in fronts.values() if (name := operation(trace.call))), None)
-    what = f"{rank_list(waiting)} failed in {op or 'the same operation'} at the same line"
+    what = f"in {op or 'the same operation'} at the same line"
     if not late or len(waiting) < 2:
-        return f"{what}: who went away or did not come is not in the log"
-    return Finding(
-        kind="backend-stall",
-        summary=f"{capitalised(waiting)} timed out in {op or 'the same operation'} at the same line.",
-        culprit_ranks=(),
-        waiting_ranks=waiting,
+        return f"{list_ranks(waiting)} failed {what}: who went away or did not come is not in the log"
+    return log_finding(
+        job,
+        "backend-stall",
+        f"{capitalised(waiting)} timed out {what}.",
+        waiting=waiting,
         confidence=0.3,
         op=op,
-        call_sites=job.sites(list(waiting)),
         advice=("Check that no rank's log is left out, then the network between the hosts.",),
         leaves_open=("whether other ranks belong to the job, and what they did, is not in the log",),
     )

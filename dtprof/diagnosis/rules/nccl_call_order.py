@@ -3,13 +3,14 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from dtprof.diagnosis.findings import Finding, capitalised, rank_list, wait_words
+from dtprof.diagnosis.findings import Finding, capitalised, wait_words
 from dtprof.diagnosis.log_facts import Call, Communicator
-from dtprof.diagnosis.log_rule import log_rule
+from dtprof.diagnosis.log_rule import log_finding, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation, ranks_by_process
 from dtprof.diagnosis.rule import Declared
 from dtprof.diagnosis.rules.reported_disagreement import WHAT_IS_CALLED
 from dtprof.diagnosis.rules.watchdog_timeout import DID_LAST
+from dtprof.formatting import list_ranks
 
 WAITED = ("dump-signal", "stuck", "heartbeat")
 ASPECTS = (
@@ -59,7 +60,7 @@ def _find_calls_apart(groups: list[Members]) -> Finding | None:
     if others and len({here[rank] for rank in odd}) == 1 and (stepped := _out_of_step(members, where, odd, others)):
         return stepped
     kind = next(kind for kind, name in ASPECTS if len({getattr(call, name) for call in here.values()}) > 1)
-    against = f" where {rank_list(others)} called {here[others[0]]}" if others else ""
+    against = f" where {list_ranks(others)} called {here[others[0]]}" if others else ""
     return Finding(
         kind=kind,
         summary=f"{capitalised(odd)} called {here[odd[0]]}{against}, as {members.place(where)}.",
@@ -90,8 +91,8 @@ def _out_of_step(members: Members, where: int, odd: tuple[int, ...], others: tup
         confidence=0.8,
         op=operation(call.op),
         evidence=(
-            f"{rank_list(odd)}: {mine[where]}, then {behind or 'nothing more'} (NCCL's own log)",
-            f"{rank_list(others)}: {theirs[where]}, then {ahead or 'nothing more'}",
+            f"{list_ranks(odd)}: {mine[where]}, then {behind or 'nothing more'} (NCCL's own log)",
+            f"{list_ranks(others)}: {theirs[where]}, then {ahead or 'nothing more'}",
         ),
         advice=("Look for a branch or an early return around this call on these ranks.",),
     )
@@ -111,15 +112,14 @@ def _find_fewer_calls(job: LoggedJob, groups: list[Members]) -> Finding | None:
         missed = members.calls[waiting[0]].get(first + 1)
         if missed is None:
             continue
-        return Finding(
-            kind="rank-skipped-collective",
-            summary=f"{capitalised(behind)} never called {missed}, {members.place(first + 1)}; "
-            f"{wait_words(waiting)} in it.",
-            culprit_ranks=behind,
-            waiting_ranks=waiting,
+        return log_finding(
+            job,
+            "rank-skipped-collective",
+            f"{capitalised(behind)} never called {missed}, {members.place(first + 1)}; {wait_words(waiting)} in it.",
+            culprits=behind,
+            waiting=waiting,
             confidence=0.65,
             op=operation(missed.op),
-            call_sites=job.sites(list(waiting)),
             evidence=tuple(
                 f"rank {rank}: {members.calls[rank][ends[rank]]}, {members.place(ends[rank])}, is its last call"
                 for rank in (behind[0], waiting[0])

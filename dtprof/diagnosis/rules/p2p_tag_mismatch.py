@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import has_come
 
@@ -47,7 +48,7 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
                 facts.append(f"rank {guilty[0]} does not go on as it had with its tags here before")
             yield message_finding(
                 "p2p-tag-mismatch",
-                f"{capitalised([wait.rank])} and {rank_list([peer])} wait for each other with different tags: "
+                f"{capitalised([wait.rank])} and {list_ranks([peer])} wait for each other with different tags: "
                 f"{message_words(mine)}{at_line(mine.site)}, {message_words(other)}{at_line(other.site)}.",
                 job=job,
                 operations=operations,

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import ChannelEnd, Operation
 from dtprof.job.own_pattern import usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
@@ -128,7 +129,7 @@ def _surplus_finding(job: JobState, wait: Wait, peer: int, gone_on: tuple[int, .
         operations={wait.rank: mine},
         culprits=(wait.rank,),
         confidence=0.75,
-        facts=(f"{rank_list(gone_on)} went on after equally many messages",),
+        facts=(f"{list_ranks(gone_on)} went on after equally many messages",),
         advice=f"Leave out the {call}, or make its other end on rank {peer}: count both sides of the loop.",
     )
 

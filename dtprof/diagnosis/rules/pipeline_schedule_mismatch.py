@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dtprof.diagnosis.blocked_ranks import call_sites, fewest_steps, victims
+from dtprof.diagnosis.blocked_ranks import call_sites, fewest_steps, places_of, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, explain, wait_words
 from dtprof.diagnosis.job_state import JobState
@@ -68,7 +68,7 @@ def _pipeline_finding(job: JobState, words: dict[int, str]) -> Finding:
     blocked = victims(job, set(culprits))
     operations = {rank: operation for rank in blocked if (operation := job.ranks[rank].first_blocking) is not None}
     operation = next(iter(operations.values()), None)
-    places = {rank: place for rank in culprits if (place := job.ranks[rank].place) is not None}
+    places = places_of(job.ranks[rank] for rank in culprits)
     runs = "runs" if len(culprits) == 1 else "run"
     return Finding(
         kind="pipeline-schedule-mismatch",

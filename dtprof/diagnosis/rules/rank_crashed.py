@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.known_errors import find_advice, first_words
 from dtprof.diagnosis.rank_failures import exit_finding, find_first_failed, has_crashed, oom_reports
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.formatting import format_bytes
+from dtprof.formatting import format_bytes, list_ranks
 from dtprof.records.tables import ExceptionRecord
 
 
@@ -51,14 +51,14 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
     others = [r.rank for r in crashed if r not in alike and r.rank in job.ranks]
     facts = [f"{f'rank {first.rank}' if first in named else 'a rank'}: {text}{at_line(error.frame)}"]
     if others:
-        facts.append(f"{rank_list(others)} raised later, with another exception or at another line")
+        facts.append(f"{list_ranks(others)} raised later, with another exception or at another line")
     facts += _exhausted_words(first, error)
     lost = [r.rank for r in job.ranks.values() if r.transport_exception is not None]
     if lost:
         why = (
             "failed afterwards because the peer was gone" if first.sees_program else "failed as a peer was gone or late"
         )
-        facts.append(f"{rank_list(lost)} {why}: a consequence")
+        facts.append(f"{list_ranks(lost)} {why}: a consequence")
     facts += [f"the log reports the OOM killer: {said[:160]}" for said in oom_reports(job)[:1]]
     name = capitalised(culprits) if culprits else "A rank that the log does not name"
     known = find_advice(error.type, error.message)
@@ -75,7 +75,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
 
 
 def _advice(error: ExceptionRecord, culprits: tuple[int, ...]) -> str:
-    where = f" in {rank_list(culprits)}" if culprits else ""
+    where = f" in {list_ranks(culprits)}" if culprits else ""
     return f"Fix the {error.type}{where}; errors on the other ranks follow from it."
 
 

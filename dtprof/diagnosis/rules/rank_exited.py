@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
+from dtprof.diagnosis.blocked_ranks import call_sites, last_sites_of, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.open_collectives import operation_at
 from dtprof.diagnosis.rank_failures import STOPPED, exit_finding
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.wait_graph import absent_members
 from dtprof.records.tables import UNKNOWN_NS
 
@@ -20,7 +21,7 @@ def find_exited(case: Case) -> Iterator[Finding]:
     job, culprits = case.job, case.awaited_leavers
     if not culprits or _were_never_to_send(case):
         return
-    sites = {rank: site for rank in culprits if (site := job.ranks[rank].last_site) is not None}
+    sites = last_sites_of(job.ranks[rank] for rank in culprits)
     steps = {rank: job.ranks[rank].steps for rank in culprits}
     yield exit_finding(
         "rank-exited",
@@ -71,7 +72,7 @@ def find_left_alone(case: Case) -> Iterator[Finding]:
     )
     if not gone or job.manifest.exit_status in STOPPED:
         return
-    sites = {rank: site for rank in gone if (site := job.ranks[rank].last_site) is not None}
+    sites = last_sites_of(job.ranks[rank] for rank in gone)
     yield exit_finding(
         "rank-exited",
         f"{capitalised(gone)} exited with status 0, and others lost a peer then",
@@ -106,11 +107,11 @@ def find_left_in_caught_failure(case: Case) -> Iterator[Finding]:
             if rank.rank not in gone and (own := operation_at(rank, operation.group, operation.seq)) is not None
         }
         group = job.group(operation.group)
-        sites = {rank: site for rank in gone if (site := job.ranks[rank].last_site) is not None}
+        sites = last_sites_of(job.ranks[rank] for rank in gone)
         yield Finding(
             kind="rank-exited",
             summary=f"{capitalised(gone)} ended before {operation_words(job, operation)}, which failed on "
-            f"{rank_list(tuple(waiting))}; the exception was caught there, and the job went on.",
+            f"{list_ranks(tuple(waiting))}; the exception was caught there, and the job went on.",
             culprit_ranks=gone,
             confidence=0.85,
             group=group,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import seen_at
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.known_errors import HOST_MEMORY, SHARED_MEMORY
 from dtprof.diagnosis.rank_failures import (
@@ -18,7 +18,7 @@ from dtprof.diagnosis.rank_failures import (
     was_killed,
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.formatting import format_bytes, plural
+from dtprof.formatting import format_bytes, format_fraction, list_ranks, plural
 from dtprof.records.tables import UNKNOWN_NS
 
 LATE_THREAD = (
@@ -108,7 +108,8 @@ def _memory_use_words(rank: RankState, job: JobState) -> list[str]:
     if share < NEARLY_FULL:
         return []
     return [
-        f"{share:.0%} of the memory of its host, or container, was in use when last sampled: perhaps its OOM killer"
+        f"{format_fraction(share, 0)} of the memory of its host, or container, was in use "
+        "when last sampled: perhaps its OOM killer"
     ]
 
 
@@ -157,7 +158,7 @@ def _reported_finding(job: JobState) -> Finding:
     chosen = by_kill or killed
     culprits, name = tuple(sorted(rank.rank for rank in chosen)), chosen[0].signal_name
     everybody = len(culprits) > 1 and culprits == tuple(range(len(culprits))) and len(culprits) == len(job.ranks)
-    facts = [f"{rank_list(culprits)} ended by {name}, as the launcher saw it"]
+    facts = [f"{list_ranks(culprits)} ended by {name}, as the launcher saw it"]
     facts += [f"the log reports the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]
     if everybody:
         facts.append("every rank that the log names ended so: the log does not say which was first")

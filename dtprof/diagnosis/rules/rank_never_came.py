@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.blocked_ranks import call_sites, last_sites_of
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import Wait
-from dtprof.records.tables import Site
 
 TAKE_STACKS = (
     "Take the stacks of these ranks while the job hangs (py-spy dump, or record it with dtprof run): nothing here "
@@ -89,7 +89,7 @@ def _never_entered(job: JobState, waits: Waits, here: dict[int, Operation], culp
         op=op.op,
         seq=op.seq,
         call_sites=call_sites(here),
-        culprit_call_sites=_last_sites(job, culprits),
+        culprit_call_sites=last_sites_of(job.ranks[rank] for rank in culprits if rank in job.ranks),
         evidence=tuple(_facts(job, waits, here, culprits)),
         advice=("Find out how these ranks ended: exit statuses, kernel log (OOM killer), the host.",)
         if lost
@@ -104,7 +104,9 @@ def _facts(job: JobState, waits: Waits, here: dict[int, Operation], culprits: tu
         facts.append(f"{wait_words(others)} for these ranks in turn, in other groups")
     inside = [rank for rank, operation in here.items() if operation.inside_call]
     if inside:
-        facts.append(f"{rank_list(inside)} had not come out of the call itself: the group's communicator is being made")
+        facts.append(
+            f"{list_ranks(inside)} had not come out of the call itself: the group's communicator is being made"
+        )
     return facts
 
 
@@ -119,10 +121,6 @@ def _rank_words(job: JobState, rank: int, op: Operation) -> str:
     )
 
 
-def _last_sites(job: JobState, ranks: tuple[int, ...]) -> dict[int, Site]:
-    return {r: site for r in ranks if r in job.ranks and (site := job.ranks[r].last_site) is not None}
-
-
 def _alone(job: JobState, here: dict[int, Operation], idle: list[int]) -> Finding:
     """Return the finding for a collective that only a minority of its group came to."""
     op = min(here.values(), key=lambda operation: operation.issued_ns)
@@ -131,7 +129,7 @@ def _alone(job: JobState, here: dict[int, Operation], idle: list[int]) -> Findin
     return Finding(
         kind="collective-order-mismatch",
         summary=f"{capitalised(waiting)} issued {op.op} #{op.seq} of {group_words(group)}{at_line(op.site)} alone: "
-        f"{rank_list(idle)} never came to it and wait for nothing.",
+        f"{list_ranks(idle)} never came to it and wait for nothing.",
         culprit_ranks=waiting,
         waiting_ranks=waiting,
         confidence=0.6,
@@ -162,7 +160,7 @@ def _unmatched(job: JobState, waits: Waits, wait: Wait, culprits: tuple[int, ...
         kind="p2p-unmatched",
         summary=f"Rank {wait.rank} is in {here.op} #{here.seq} {'to' if here.op == 'send' else 'from'} rank "
         f"{here.peer_rank} ({group_words(group)}){at_line(here.site)}, which never came to its {wanted}"
-        + (f"; {rank_list(culprits)} hold the job up." if len(culprits) > 1 else "."),
+        + (f"; {list_ranks(culprits)} hold the job up." if len(culprits) > 1 else "."),
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=0.8 if all(rank in job.ranks for rank in culprits) else 0.6,
@@ -170,7 +168,7 @@ def _unmatched(job: JobState, waits: Waits, wait: Wait, culprits: tuple[int, ...
         op=here.op,
         seq=here.seq,
         call_sites=call_sites({wait.rank: here}),
-        culprit_call_sites=_last_sites(job, culprits),
+        culprit_call_sites=last_sites_of(job.ranks[rank] for rank in culprits if rank in job.ranks),
         evidence=tuple(facts),
         advice=(TAKE_STACKS,),
     )

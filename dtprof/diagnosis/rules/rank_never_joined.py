@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dtprof.diagnosis.absent_ranks import absent_finding, frozen_words, is_working, observed_words
-from dtprof.diagnosis.blocked_ranks import seen_at
+from dtprof.diagnosis.blocked_ranks import last_sites_of, places_of, seen_at
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, capitalised, rank_list, wait_words
+from dtprof.diagnosis.findings import Finding, capitalised, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 
 
 def find_never_joined(case: Case) -> Iterator[Finding]:
@@ -17,7 +18,7 @@ def find_never_joined(case: Case) -> Iterator[Finding]:
     waiting = tuple(sorted(rank.rank for rank in job.ranks.values() if rank.in_init))
     if not waiting:
         return
-    sites = {r: site for r in waiting if (site := job.ranks[r].last_site) is not None}
+    sites = last_sites_of(job.ranks[rank] for rank in waiting)
     if job.missing:
         found = _without_record(job, waiting)
     else:
@@ -47,10 +48,10 @@ def _without_record(job: JobState, waiting: tuple[int, ...]) -> Finding:
         culprit_ranks=job.missing,
         waiting_ranks=waiting,
         confidence=confidence,
-        culprit_call_sites={rank.rank: site for rank in seen if (site := rank.place) is not None},
+        culprit_call_sites=places_of(seen),
         evidence=(
             *(f"rank {rank.rank} (process {rank.pid}): {observed_words(rank)}" for rank in seen[:8]),
-            *([f"{rank_list(unseen) if seen else 'they'} left no record at all"] if unseen else []),
+            *([f"{list_ranks(unseen) if seen else 'they'} left no record at all"] if unseen else []),
         ),
         advice=(advice,),
         in_first_step=bool(seen) and not unseen and all(is_working(rank) or _reads(rank) for rank in seen),
@@ -71,7 +72,7 @@ def _gone(gone: list[RankState], waiting: tuple[int, ...]) -> Finding:
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=0.85,
-        culprit_call_sites={rank.rank: site for rank in gone if (site := rank.place) is not None},
+        culprit_call_sites=places_of(gone),
         evidence=tuple(f"rank {rank.rank}: the program exited without an error" for rank in gone[:8]),
         advice=("Make every rank call init_process_group as often as the others.",),
     )

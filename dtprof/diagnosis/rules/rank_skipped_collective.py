@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.blocked_ranks import call_sites, places_of
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
@@ -18,7 +18,7 @@ from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksu
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import MAX_ALIKE, keeps_pattern, usual_operation
 from dtprof.records import codes
-from dtprof.records.tables import Site
+from dtprof.records.tables import Array, Site
 
 MAX_CALLERS = 4
 """Frames of a stack, from the caller of the innermost on, whose source is looked at."""
@@ -341,15 +341,19 @@ def _made(operations: Sequence[Operation], first: int, wanted: Operation, distan
     return any(o.open and _alike(o, wanted) for o in (operations[i] for i in range(first, last)))
 
 
+def _met_collectives(a: RankState, b: RankState) -> Iterator[tuple[Array, Array]]:
+    """Give, for each group of both ranks, their newest collectives in columns: those at the same positions."""
+    for group, mine in a.newest_collectives.items():
+        if (theirs := b.newest_collectives.get(group)) is not None:
+            yield at_same_positions(mine, theirs)
+
+
 def _made_call_of_its_own(reference: RankState, rank: RankState) -> bool:
     """Say whether a rank met its peer, since the newest step began, with a call at a line that neither had come to.
 
     Then it has made a call more, and everything after it is a call apart (step_mismatch.py).
     """
-    for group, mine in rank.newest_collectives.items():
-        if group not in reference.newest_collectives:
-            continue
-        x, y = at_same_positions(reference.newest_collectives[group], mine)
+    for x, y in _met_collectives(reference, rank):
         if len(y) and (odd := np.flatnonzero((x["line"] != y["line"]) & (y["step"] == y["step"][-1]))).size:
             first = int(odd[0])
             known = np.concatenate([x["line"], y["line"][:first]])
@@ -361,11 +365,7 @@ def _made_call_of_its_own(reference: RankState, rank: RankState) -> bool:
 def _anchor(a: RankState, b: RankState) -> tuple[int, int] | None:
     """Return the positions after the last collective that both ranks completed at the same place; both 0 for none."""
     best: tuple[int, int] | None = None
-    for group, mine in a.newest_collectives.items():
-        theirs = b.newest_collectives.get(group)
-        if theirs is None:
-            continue
-        x, y = at_same_positions(mine, theirs)
+    for x, y in _met_collectives(a, b):
         alike = np.flatnonzero(
             (x["op"] == y["op"]) & (x["line"] == y["line"]) & (x["state"] == codes.DONE) & (y["state"] == codes.DONE)
         )
@@ -387,7 +387,7 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
         and found.open
     }
     group = job.group(skipped.group)
-    now = {rank: site for rank in culprits if (site := job.ranks[rank].place) is not None}
+    now = places_of(job.ranks[rank] for rank in culprits)
     facts = []
     for rank in culprits:
         blocking = job.ranks[rank].first_blocking

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Hashable, Iterable
 
-from dtprof.diagnosis.findings import Finding, capitalised, rank_list
+from dtprof.diagnosis.findings import Finding, capitalised
 from dtprof.diagnosis.log_facts import Fingerprint
 from dtprof.diagnosis.log_rule import Suspicion, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
 from dtprof.diagnosis.rule import Declared, Stage
-from dtprof.formatting import plural
+from dtprof.formatting import list_ranks, plural
 
 WHAT_IS_CALLED = "Compare what these ranks call at the lines named, and the arguments they pass."
 
@@ -33,7 +33,7 @@ def find_fingerprints(job: LoggedJob) -> Suspicion:
     sequence = {one.seq for one in prints.values() if one.seq is not None}
     if len(sequence) > 1:
         return (
-            f"torch's debug wrapper gives {rank_list(list(prints))} different sequence numbers of the same operation: "
+            f"torch's debug wrapper gives {list_ranks(list(prints))} different sequence numbers of the same operation: "
             "either a collective was skipped, or the wrapper counted wrongly (a known false alarm of barriers)"
         )
     return "torch's debug wrapper reports a mismatch whose sides look alike in the log"
@@ -81,10 +81,10 @@ def _mismatch(
     first = prints[culprits[0]]
     facts = [f"rank {rank}: {_words(one)}" for rank, one in sorted(prints.items())[:3]]
     if empty:
-        facts.append(f"nothing had come from {rank_list(list(empty))} to another rank: zeros were not compared")
+        facts.append(f"nothing had come from {list_ranks(list(empty))} to another rank: zeros were not compared")
     if split:
         facts.append("the ranks split into equal halves: which half is wrong is unknown")
-    against = "" if split else f" than {rank_list(others)}"
+    against = "" if split else f" than {list_ranks(others)}"
     return Finding(
         kind=kind,
         summary=f"{capitalised(culprits)} made {words}{against} at #{first.seq}: {_words(first)}"
@@ -128,8 +128,8 @@ def find_size_conflict(job: LoggedJob) -> Finding | None:
     calls = {trace.call for trace in [*job.victims.values(), *job.victims_unknown]}
     split = any(call.startswith("all_to_all") for call in calls)
     ops = {op for call in calls if (op := operation(call))} - {"barrier"}
-    who = f"; {rank_list(odd)} did not abort" if odd else ""
-    at = f" ({rank_list(sorted(aborted))})" if aborted else ""
+    who = f"; {list_ranks(odd)} did not abort" if odd else ""
+    at = f" ({list_ranks(sorted(aborted))})" if aborted else ""
     return Finding(
         kind="split-size-mismatch" if split else "size-mismatch",
         summary=f"gloo stopped {plural(len(aborted), 'rank') if aborted else 'a rank'}{at} that received more bytes "
@@ -163,7 +163,7 @@ def find_other_models(job: LoggedJob) -> Finding | None:
     return Finding(
         kind="size-mismatch",
         summary=f"{capitalised(odd)} gave DistributedDataParallel a model with other parameters"
-        + (f" than {rank_list(alike)}." if alike else "."),
+        + (f" than {list_ranks(alike)}." if alike else "."),
         culprit_ranks=odd,
         waiting_ranks=alike,
         confidence=0.85 if alike else 0.5,
@@ -181,7 +181,7 @@ def find_nccl_mismatch(job: LoggedJob) -> Finding | None:
     if not notes or job.own_traces:
         return None
     ranks = tuple(sorted({rank for note in notes for rank in note.ranks}))
-    at = f" at and around {rank_list(ranks)}" if ranks else ""
+    at = f" at and around {list_ranks(ranks)}" if ranks else ""
     return Finding(
         kind="size-mismatch" if sizes else "collective-order-mismatch",
         summary=f"NCCL found collectives that do not agree{' in size' if sizes else ''}{at}.",

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, group_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.group_collectives import group_tables, is_of_one_thread, program_calls
 
 MIN_TURNS = 3
@@ -25,7 +26,7 @@ def find_shared_groups(case: Case) -> Iterator[Finding]:
             yield Finding(
                 kind="shared-group",
                 severity="info",
-                summary=f"{number} threads issue on {group_words(known)} by turns on {rank_list(ranks)}; "
+                summary=f"{number} threads issue on {group_words(known)} by turns on {list_ranks(ranks)}; "
                 "it did not hang: all ranks took them in one order.",
                 culprit_ranks=ranks,
                 confidence=0.7,

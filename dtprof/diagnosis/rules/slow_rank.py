@@ -8,7 +8,7 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.job.sound_records import list_ranks
+from dtprof.formatting import format_fraction, list_ranks
 from dtprof.records.tables import Site
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
 
 def _list_facts(straggler: "StragglerResult", listed: "tuple[StragglerResult, ...]") -> list[str]:
     cost, named = straggler.blame_ns_per_step, f"rank {straggler.rank}"
-    facts = [f"{named} has the most blame in {straggler.last_share:.0%} of the steps with notable waits"]
+    facts = [
+        f"{named} has the most blame in {format_fraction(straggler.last_share, 0)} of the steps with notable waits"
+    ]
     if cost is not None:
         facts.append(f"the others lose {cost / 1e6:,.0f} ms a step to it, taken together")
     if straggler.phase is not None:

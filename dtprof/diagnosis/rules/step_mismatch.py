@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.group_collectives import at_position, group_tables
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
@@ -281,7 +282,7 @@ def _finding(
         step=theirs.step,
         evidence=(
             f"before #{seq}, lines and steps agree on all members",
-            f"at #{seq} {rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'}{_step_words(mine)}"
+            f"at #{seq} {list_ranks(culprits)} {'is' if len(culprits) == 1 else 'are'}{_step_words(mine)}"
             f"{at_line(mine.site)}, the others{_step_words(theirs)}{at_line(theirs.site)}",
             *_caveats(tie=tie),
         ),

@@ -4,7 +4,7 @@ import re
 
 from dtprof.diagnosis.findings import Finding, capitalised
 from dtprof.diagnosis.log_facts import Note
-from dtprof.diagnosis.log_rule import Suspicion, log_rule
+from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.rule import Declared
 
@@ -59,14 +59,14 @@ def _find_no_communicator(job: LoggedJob) -> Suspicion:
     same = bool(asking) and all(rank == in_group for rank, in_group in asking.items())
     culprits = tuple(sorted({rank for note in notes for rank in note.ranks} - set(asking))) if same else ()
     waiting = tuple(sorted(rank for rank in asking if rank is not None))
-    return Finding(
-        kind="rank-skipped-collective",
-        summary=f"{capitalised(culprits) if culprits else 'The first member of a group'} never came to the group's "
+    return log_finding(
+        job,
+        "rank-skipped-collective",
+        f"{capitalised(culprits) if culprits else 'The first member of a group'} never came to the group's "
         "first operation: the others waited for the name of the communicator.",
-        culprit_ranks=culprits,
-        waiting_ranks=waiting,
+        culprits=culprits,
+        waiting=waiting,
         confidence=0.55 if culprits else 0.3,
-        call_sites=job.sites(list(waiting)),
         evidence=(notes[0].text[:300],),
         advice=("Look at what the first rank of the group does before the operation that the others wait in.",),
         leaves_open=() if culprits else ("ranks are those of a group, which global ranks they are is not in the log",),

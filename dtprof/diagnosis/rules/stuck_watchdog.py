@@ -1,9 +1,10 @@
 """NCCL's watchdog stalled itself, as a log tells: inside a call of CUDA or NCCL, or waiting for the GIL."""
 
-from dtprof.diagnosis.findings import Finding, capitalised, rank_list
+from dtprof.diagnosis.findings import Finding, capitalised
 from dtprof.diagnosis.log_rule import Suspicion, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.rule import Declared
+from dtprof.formatting import list_ranks
 
 
 def find_stuck(job: LoggedJob) -> Suspicion:
@@ -14,7 +15,7 @@ def find_stuck(job: LoggedJob) -> Suspicion:
         ranks = sorted({note.rank for note in late if note.rank is not None})
         if not late:
             return None
-        who = f" of {rank_list(ranks)}" if ranks else ""
+        who = f" of {list_ranks(ranks)}" if ranks else ""
         return f"the heartbeat monitor{who} timed out: what the processes were stuck in is not in the log"
     ranks = sorted({note.rank for note in stuck if note.rank is not None})
     return Finding(

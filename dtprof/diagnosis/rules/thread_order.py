@@ -4,9 +4,10 @@ import numpy as np
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.group_collectives import at_position, at_same_positions, group_tables, is_of_one_thread, program_calls
 from dtprof.job.groups import GroupId
 from dtprof.records.tables import Array
@@ -49,7 +50,7 @@ def _crossed_finding(
     facts = [f"rank {r}: {o.op}{at_line(o.site)}, thread {o.thread}" for r, o in present.items()]
     return Finding(
         kind="step-mismatch",
-        summary=f"At #{seq} of {group_words(known)} calls of different threads meet on {rank_list(ranks)}: "
+        summary=f"At #{seq} of {group_words(known)} calls of different threads meet on {list_ranks(ranks)}: "
         "threads issue on one group in no fixed order, and results are mixed up.",
         culprit_ranks=tuple(sorted(tables)),
         confidence=0.85,

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, group_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.groups import GroupId
 
 DEFAULT_TIMEOUTS_S = (600.0, 1800.0)
@@ -27,7 +28,7 @@ def find_unequal_timeouts(case: Case) -> Iterator[Finding]:
             yield Finding(
                 kind="unequal-timeouts",
                 severity="info",
-                summary=f"Operations of {group_words(known)} may take {least:,.0f} s on {rank_list(first)}, and up to "
+                summary=f"Operations of {group_words(known)} may take {least:,.0f} s on {list_ranks(first)}, and up to "
                 f"{most:,.0f} s on its other members.",
                 culprit_ranks=first,
                 confidence=0.9,

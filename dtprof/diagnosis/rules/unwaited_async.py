@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, explain, group_words, rank_list, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.intervals import Mask
 from dtprof.job.group_collectives import group_tables
 from dtprof.job.groups import GroupId
@@ -85,7 +86,7 @@ def _finding_of_use(uses: dict[int, EarlyUse]) -> Finding:
     seen = f"{first.by} took the tensor{at_line(first.used)}" if first.by else "the version of the tensor had changed"
     return Finding(
         kind="unwaited-async",
-        summary=f"The buffer of {what} {verb}{at_line(first.used)} before its wait on {rank_list(ranks)}: {harm}.",
+        summary=f"The buffer of {what} {verb}{at_line(first.used)} before its wait on {list_ranks(ranks)}: {harm}.",
         culprit_ranks=ranks,
         confidence=0.9,
         group=first.group,
@@ -150,8 +151,9 @@ def _finding_of_receives(group: Group, rank: RankState, operations: list[Operati
     first, senders = operations[0], sorted({operation.peer_rank for operation in operations} - {-1})
     return Finding(
         kind="unwaited-async",
-        summary=f"Rank {rank.rank} never waited for what it receives from {rank_list(senders) if senders else 'others'}"
-        f"{at_line(first.site)}, {_times(len(operations))}: the buffer may be used before the message is there.",
+        summary=f"Rank {rank.rank} never waited for what it receives from "
+        f"{list_ranks(senders) if senders else 'others'}{at_line(first.site)}, {_times(len(operations))}: the buffer "
+        "may be used before the message is there.",
         culprit_ranks=(rank.rank,),
         confidence=0.8 if rank.finished else 0.6,
         group=group,

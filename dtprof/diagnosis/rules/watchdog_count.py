@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
-from dtprof.diagnosis.findings import Finding, capitalised, group_words, rank_list
-from dtprof.diagnosis.log_rule import Suspicion, log_rule
+from dtprof.diagnosis.findings import Finding, capitalised, group_words
+from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob, group_of
 from dtprof.diagnosis.rule import Declared
 from dtprof.diagnosis.rules.watchdog_timeout import COLLECT, not_entered
+from dtprof.formatting import list_ranks
 from dtprof.records.tables import Group
 
 
@@ -46,9 +47,9 @@ def find_behind(job: LoggedJob) -> Suspicion:
     behind = {rank: counts[rank].enqueued for rank in sorted(counts) if counts[rank].enqueued < seq}
     waiting = tuple(sorted(set(counts) - set(behind)))
     if not behind:
-        return _all_in(group, seq, waiting)
+        return _all_in(job, group, seq, waiting)
     if len(behind) > len(waiting):
-        reason = f"only {rank_list(waiting)} came to #{seq} of {group_words(group)}"
+        reason = f"only {list_ranks(waiting)} came to #{seq} of {group_words(group)}"
         return f"a collective timed out: {reason}, which may be one operation too many"
     return not_entered(job, group, seq, enqueued=behind, waiting=waiting, confidence=0.6)
 
@@ -67,12 +68,12 @@ def _group(key: tuple[str, str], counts: RankCounts) -> Group | None:
     return group_of(key[0], key[1], set(counts))
 
 
-def _all_in(group: Group | None, seq: int, waiting: tuple[int, ...]) -> Finding:
-    return Finding(
-        kind="backend-stall",
-        summary=f"{capitalised(waiting)} are in #{seq} of {group_words(group)}, and it does not complete.",
-        culprit_ranks=(),
-        waiting_ranks=waiting,
+def _all_in(job: LoggedJob, group: Group | None, seq: int, waiting: tuple[int, ...]) -> Finding:
+    return log_finding(
+        job,
+        "backend-stall",
+        f"{capitalised(waiting)} are in #{seq} of {group_words(group)}, and it does not complete.",
+        waiting=waiting,
         confidence=0.3,
         group=group,
         seq=seq,

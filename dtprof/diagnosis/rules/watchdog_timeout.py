@@ -2,8 +2,8 @@
 
 from collections.abc import Hashable, Mapping
 
-from dtprof.diagnosis.findings import Finding, capitalised, group_words, rank_list, wait_words
-from dtprof.diagnosis.log_rule import log_rule
+from dtprof.diagnosis.findings import Finding, capitalised, group_words, wait_words
+from dtprof.diagnosis.log_rule import log_finding, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
 from dtprof.diagnosis.rule import Declared
 from dtprof.diagnosis.watchdog_fronts import (
@@ -17,7 +17,7 @@ from dtprof.diagnosis.watchdog_fronts import (
     one_number_for_many,
     usual_front,
 )
-from dtprof.formatting import plural
+from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE
 from dtprof.records.tables import Group
 
@@ -39,36 +39,36 @@ def find_timeouts(job: LoggedJob) -> Finding | None:
     key, fronts = max(groups.items(), key=lambda item: len(item[1]))
     late = [front.timeout for front in fronts.values()]
     if all(one.limit_ms and one.ran_ms >= SUSPENDED * one.limit_ms for one in late):
-        return _suspended(key, fronts)
+        return _suspended(job, key, fronts)
     if one_number_for_many(job.facts.timeouts):
         reason = "this torch prints ranks of groups, and one number stands for several processes"
-        return _no_culprit(key, fronts, (), reason)
+        return _no_culprit(job, key, fronts, (), reason)
     if operation(late[0].op) in ("send", "recv") or late[0].op == "COALESCED":
         reason = "of messages between two ranks the log does not name the other side"
-        return _no_culprit(key, fronts, (), reason)
+        return _no_culprit(job, key, fronts, (), reason)
     if key is None and len({(one.seq, one.op) for one in late}) > 1:
         reason = "this torch prints no group: sequence numbers that differ may belong to different groups"
-        return _no_culprit(key, fronts, (), reason)
+        return _no_culprit(job, key, fronts, (), reason)
     return (
         _disagreement(job, key, fronts)
-        or _out_of_step(key, fronts)
+        or _out_of_step(job, key, fronts)
         or _behind(job, key, fronts)
         or _silent(job, key, fronts, groups)
     )
 
 
-def _no_culprit(key: Key, fronts: Fronts, facts: tuple[str, ...], reason: str) -> Finding:
+def _no_culprit(job: LoggedJob, key: Key, fronts: Fronts, facts: tuple[str, ...], reason: str) -> Finding:
     """Return the finding that says who waits where, and names no culprit."""
     first = usual_front(fronts)
     op, group = operation(first.op), group_at(key, set(fronts))
     same = len({(one.timeout.seq, one.timeout.op) for one in fronts.values()}) == 1
     place = f"{op or first.op} #{first.seq}" if same else op or first.op
     where = f" of {group_words(group)}" if group else ""
-    return Finding(
-        kind="rank-skipped-collective",
-        summary=f"{wait_words(sorted(fronts)).capitalize()} in {place}{where}; for whom is not in the log.",
-        culprit_ranks=(),
-        waiting_ranks=tuple(sorted(fronts)),
+    return log_finding(
+        job,
+        "rank-skipped-collective",
+        f"{wait_words(sorted(fronts)).capitalize()} in {place}{where}; for whom is not in the log.",
+        waiting=fronts,
         confidence=0.2,
         group=group,
         op=op,
@@ -91,13 +91,13 @@ def _outstanding(fronts: Fronts) -> tuple[str, ...]:
     return ()
 
 
-def _suspended(key: Key, fronts: Fronts) -> Finding:
+def _suspended(job: LoggedJob, key: Key, fronts: Fronts) -> Finding:
     one = next(iter(fronts.values())).timeout
     reason = (
         f"an operation ran {one.ran_ms / 1000:.0f} s against a limit of {one.limit_ms / 1000:.0f} s: "
         "the processes were suspended, or their hosts stalled"
     )
-    return _no_culprit(key, fronts, (reason,), reason)
+    return _no_culprit(job, key, fronts, (reason,), reason)
 
 
 def _disagreement(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
@@ -119,40 +119,40 @@ def _disagreement(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
     culprits = odd_ones(values)
     waiting = tuple(rank for rank in sorted(here) if rank not in culprits)
     group = group_at(key, set(fronts))
-    return Finding(
-        kind=kind,
-        summary=f"{capitalised(culprits)} made {words} at #{seq} of {group_words(group)}.",
-        culprit_ranks=culprits,
-        waiting_ranks=waiting,
+    return log_finding(
+        job,
+        kind,
+        f"{capitalised(culprits)} made {words} at #{seq} of {group_words(group)}.",
+        culprits=culprits,
+        waiting=waiting,
         confidence=0.7 if waiting and key else 0.45,
         group=group,
         op=operation(here[culprits[0]].op),
         seq=seq,
-        call_sites=job.sites(list(waiting)),
-        culprit_call_sites=job.sites(list(culprits)),
         evidence=tuple(f"rank {rank}: {one.op} of {one.numel_in} elements" for rank, one in sorted(here.items())[:4]),
         advice=("Compare what these ranks call, and the sizes they pass.", COLLECT),
     )
 
 
-def _out_of_step(key: Key, fronts: Fronts) -> Finding | None:
+def _out_of_step(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
     positions: dict[int, Hashable] = {rank: one.timeout.seq for rank, one in fronts.items()}
     if key is None or len(set(positions.values())) == 1:
         return None
     culprits = odd_ones(positions)
     if len(culprits) == len(positions) or is_ambiguous(fronts):
         return _no_culprit(
-            key, fronts, (), "the ranks stand at different positions, and none of these is the majority's"
+            job, key, fronts, (), "the ranks stand at different positions, and none of these is the majority's"
         )
     waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
     usual, group = usual_front(fronts), group_at(key, set(fronts))
     at = ", ".join(f"#{seq}" for seq in sorted({fronts[rank].timeout.seq for rank in culprits}))
-    return Finding(
-        kind="rank-skipped-collective",
-        summary=f"{capitalised(culprits)} stands at {at} of {group_words(group)}; "
+    return log_finding(
+        job,
+        "rank-skipped-collective",
+        f"{capitalised(culprits)} stand{'s' if len(culprits) == 1 else ''} at {at} of {group_words(group)}; "
         f"{wait_words(waiting)} in {operation(usual.op) or usual.op} #{usual.seq}.",
-        culprit_ranks=culprits,
-        waiting_ranks=waiting,
+        culprits=culprits,
+        waiting=waiting,
         confidence=0.5,
         group=group,
         op=operation(usual.op),
@@ -201,17 +201,16 @@ def not_entered(
     op = operation(name)
     culprits = tuple(enqueued)
     place = f"{op or name} #{seq}".lstrip()
-    return Finding(
-        kind="rank-skipped-collective",
-        summary=f"{capitalised(culprits)} had not entered {place} of {group_words(group)}; "
-        f"{wait_words(waiting)} in it.",
-        culprit_ranks=culprits,
-        waiting_ranks=waiting,
+    return log_finding(
+        job,
+        "rank-skipped-collective",
+        f"{capitalised(culprits)} had not entered {place} of {group_words(group)}; {wait_words(waiting)} in it.",
+        culprits=culprits,
+        waiting=waiting,
         confidence=confidence,
         group=group,
         op=op,
         seq=seq,
-        call_sites=job.sites(list(waiting)),
         evidence=tuple(f"rank {rank}: last enqueued #{done}" for rank, done in list(enqueued.items())[:4]),
         advice=(DID_LAST, COLLECT),
         leaves_open=(
@@ -225,7 +224,7 @@ def _silent(job: LoggedJob, key: Key, fronts: Fronts, groups: dict[Key, Fronts])
     usual, group = usual_front(fronts), group_at(key, set(fronts))
     if not begins_at_zero(key, fronts):
         reason = f"the members of {group_words(group)} are not in the log"
-        return _no_culprit(key, fronts, (), reason)
+        return _no_culprit(job, key, fronts, (), reason)
     size, certain = group_size(job, fronts)
     elsewhere = {rank for other in groups.values() for rank in other} - set(fronts)
     missing = set(range(size)) - set(fronts)
@@ -233,24 +232,24 @@ def _silent(job: LoggedJob, key: Key, fronts: Fronts, groups: dict[Key, Fronts])
     op = operation(usual.op) or usual.op
     where = f" of {group_words(group)}" if group else ""
     if not missing and certain and len(fronts) > 1:
-        return _all_in(key, fronts)
+        return _all_in(job, key, fronts)
     if not culprits or not size or len(missing) > len(fronts):
-        count = f"{len(fronts)} of {size} ranks" if size and certain else f"only {rank_list(sorted(fronts))}"
-        return _no_culprit(key, fronts, (), f"{count} reported; the others are silent")
-    facts = [f"{rank_list(culprits)} reported nothing, {rank_list(sorted(fronts))} did", *_outstanding(fronts)]
+        count = f"{len(fronts)} of {size} ranks" if size and certain else f"only {list_ranks(sorted(fronts))}"
+        return _no_culprit(job, key, fronts, (), f"{count} reported; the others are silent")
+    facts = [f"{list_ranks(culprits)} reported nothing, {list_ranks(sorted(fronts))} did", *_outstanding(fronts)]
     facts += [note.text[:160] for note in job.notes("trace-cache")[:1]]
     facts += [f"the log also says: {hint.type}: {hint.message[:120]}" for hint in job.hints[:1]]
     seen = bool(set(culprits) & job.facts.ranks_named)
-    return Finding(
-        kind="rank-skipped-collective",
-        summary=f"{capitalised(culprits)} did not come to {op} #{usual.seq}{where}; {wait_words(sorted(fronts))}.",
-        culprit_ranks=culprits,
-        waiting_ranks=tuple(sorted(fronts)),
+    return log_finding(
+        job,
+        "rank-skipped-collective",
+        f"{capitalised(culprits)} did not come to {op} #{usual.seq}{where}; {wait_words(sorted(fronts))}.",
+        culprits=culprits,
+        waiting=fronts,
         confidence=_trust(len(culprits), len(fronts), seen=seen and certain),
         group=group,
         op=operation(usual.op),
         seq=usual.seq,
-        call_sites=job.sites(sorted(fronts)),
         evidence=tuple(facts),
         advice=(DID_LAST, COLLECT),
         leaves_open=("whether the silent ranks skipped the operation, were stuck before it, or inside its call",),
@@ -264,13 +263,13 @@ def _trust(silent: int, reported: int, *, seen: bool) -> float:
     return (0.6 if seen else 0.5) if silent == 1 else 0.4
 
 
-def _all_in(key: Key, fronts: Fronts) -> Finding:
+def _all_in(job: LoggedJob, key: Key, fronts: Fronts) -> Finding:
     usual, group = usual_front(fronts), group_at(key, set(fronts))
-    return Finding(
-        kind="backend-stall",
-        summary=f"All {len(fronts)} ranks are in {operation(usual.op) or usual.op} #{usual.seq} and it does not end.",
-        culprit_ranks=(),
-        waiting_ranks=tuple(sorted(fronts)),
+    return log_finding(
+        job,
+        "backend-stall",
+        f"All {len(fronts)} ranks are in {operation(usual.op) or usual.op} #{usual.seq} and it does not end.",
+        waiting=fronts,
         confidence=0.5,
         group=group,
         op=operation(usual.op),

@@ -6,10 +6,11 @@ from itertools import pairwise
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, explain, group_words, rank_list, wait_words
+from dtprof.diagnosis.findings import Finding, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
 from dtprof.diagnosis.rules import argument_mismatch
+from dtprof.formatting import list_ranks
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import Site
@@ -178,7 +179,7 @@ def _wrong_finding(
         step=mine.step,
         culprit_call_sites=call_sites({rank: mine}),
         evidence=(
-            f"this line is one of {group_words(job.group(meant.group))} on {rank_list(tuple(usual))}; with "
+            f"this line is one of {group_words(job.group(meant.group))} on {list_ranks(tuple(usual))}; with "
             f"{group_words(job.group(mine.group))} it was never used before",
             f"{wait_words(tuple(sorted(usual)))} in {operation_words(job, meant)}",
         ),

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.absent_ranks import FROZEN
-from dtprof.diagnosis.findings import rank_list
 from dtprof.diagnosis.job_state import main_stack
 from dtprof.diagnosis.sources.device_health import find_device_health
 from dtprof.diagnosis.sources.recorded_ranks import RankRead
 from dtprof.diagnosis.sources.starting_ranks import find_starting
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.stop_detection import find_stop
+from dtprof.formatting import list_ranks
 from dtprof.job.stalls import (
     SLOW_AFTER_NS,
     JobProgress,
@@ -162,7 +162,7 @@ def _builds_that_differ(builds: Mapping[str, Sequence[int]]) -> list[str]:
     known = sorted((ranks, version) for version, ranks in builds.items() if version)
     if len(known) < 2:
         return []
-    described = "; ".join(f"{version} on {rank_list(list(ranks))}" for ranks, version in known)
+    described = "; ".join(f"{version} on {list_ranks(list(ranks))}" for ranks, version in known)
     return [f"ranks ran different builds of torch ({described}): what one sends another may not understand"]
 
 

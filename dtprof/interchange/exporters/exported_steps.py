@@ -6,7 +6,7 @@ import numpy as np
 
 from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail
 from dtprof.errors import NothingToShowError
-from dtprof.formatting import format_count
+from dtprof.formatting import format_count, format_fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,9 @@ def choose_window(run: RunDetail, *, steps: tuple[int, int] | None, max_events: 
     share = max_events / run.events
     of = f"of {format_count(run.events)} events a file of this format should hold {format_count(max_events)} at most"
     if not numbers:
-        return Window(share=share, reduced=f"{of}: the last {share:.1%} of the time are in it", apart=apart)
+        return Window(
+            share=share, reduced=f"{of}: the last {format_fraction(share)} of the time are in it", apart=apart
+        )
     num_steps = max(1, int(share * (last - first + 1)))
     since = last - num_steps + 1
     return Window(

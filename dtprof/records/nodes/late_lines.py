@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtprof.formatting import format_fraction
 from dtprof.records import paths
 from dtprof.records.rank_log.strings import json_lines
 
@@ -20,7 +21,8 @@ class SampledLine:
     @property
     def words(self) -> str:
         """Say it."""
-        return f"at {self.file}:{self.line} ({self.function}) for {self.share:.0%} of its time more: {self.does}"
+        share = format_fraction(self.share, 0)
+        return f"at {self.file}:{self.line} ({self.function}) for {share} of its time more: {self.does}"
 
 
 def read_late_lines(run: Path) -> dict[int, SampledLine]:

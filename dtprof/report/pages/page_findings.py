@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, group_words
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch
-from dtprof.formatting import plural
+from dtprof.formatting import list_ranks, plural
 from dtprof.job.axes import purpose_of
 from dtprof.records.tables import Site
 from dtprof.report.figures.drawing import Nothing
@@ -63,8 +63,8 @@ def _render_reported(mismatch: ReportedMismatch) -> Markup:
 
 def _render_finding(finding: Finding, *, first: bool) -> Markup:
     facts = [
-        ("culprit", rank_list(finding.culprit_ranks) if finding.culprit_ranks else ""),
-        ("waiting", rank_list(finding.waiting_ranks) if finding.waiting_ranks else ""),
+        ("culprit", list_ranks(finding.culprit_ranks) if finding.culprit_ranks else ""),
+        ("waiting", list_ranks(finding.waiting_ranks) if finding.waiting_ranks else ""),
         ("group", group_words(finding.group) if finding.group else ""),
         ("operation", " ".join(filter(None, (finding.op, f"#{finding.seq}" if finding.seq is not None else "")))),
         ("step", "" if finding.step is None else str(finding.step)),
@@ -106,7 +106,7 @@ def _render_sites(title: str, sites: dict[int, Site]) -> Markup:
     by_place: dict[tuple[str, str], list[int]] = {}
     for rank, site in sites.items():
         by_place.setdefault((f"{site.file}:{site.line}", site.function), []).append(rank)
-    rows = [(rank_list(ranks), place, function) for (place, function), ranks in by_place.items()]
+    rows = [(list_ranks(ranks), place, function) for (place, function), ranks in by_place.items()]
     return join(
         element("p", title, class_="label"), render_plain_table(("ranks", "line", "function"), rows, caption=title)
     )

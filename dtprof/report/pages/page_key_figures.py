@@ -6,8 +6,7 @@ from typing import NamedTuple
 from dtprof.analysis.communication.traffic import measure_overlap
 from dtprof.analysis.pipeline.bubbles import has_unknown_bubble
 from dtprof.analysis.results import BUBBLE, Summary
-from dtprof.formatting import format_count, format_rate, plural
-from dtprof.job.sound_records import list_ranks
+from dtprof.formatting import format_count, format_rate, list_ranks, plural
 from dtprof.report.figures.figure_numbers import NBSP, format_bytes, format_duration, format_share
 from dtprof.report.figures.palette import hue_of
 from dtprof.report.pages.page_headline import knows_stragglers

@@ -4,9 +4,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtprof.diagnosis.findings import rank_list
 from dtprof.diagnosis.stack_groups import Frame, RankStack, StackGroup, group_stacks
-from dtprof.formatting import join_lines, plural
+from dtprof.formatting import join_lines, list_ranks, plural
 
 MOST_GROUPS = 8
 MOST_FRAMES = 40
@@ -19,11 +18,11 @@ def stacks_text(stacks: Sequence[RankStack], *, all_threads: bool, notes: Sequen
     groups = group_stacks(stacks)
     lines = [_headline(stacks, groups)]
     for group in groups[:MOST_GROUPS]:
-        lines += ["", f"{rank_list(group.ranks)}{_state_of(group, stacks)}"]
+        lines += ["", f"{list_ranks(group.ranks)}{_state_of(group, stacks)}"]
         lines += _frames(group.frames, differs_from=groups[-1] if group.shared else None, shared=group.shared)
     if len(groups) > MOST_GROUPS:
         rest = [rank for group in groups[MOST_GROUPS:] for rank in group.ranks]
-        lines += ["", f"{len(groups) - MOST_GROUPS} more stacks, of {rank_list(sorted(rest))}: --json prints all"]
+        lines += ["", f"{len(groups) - MOST_GROUPS} more stacks, of {list_ranks(sorted(rest))}: --json prints all"]
     unread = [stack for stack in stacks if not stack.threads]
     if unread:
         lines += ["", *(f"rank {stack.rank} (pid {stack.pid}): no stack: {stack.reason}" for stack in unread)]
@@ -38,7 +37,7 @@ def _headline(stacks: Sequence[RankStack], groups: Sequence[StackGroup]) -> str:
     if not read:
         return f"no stack of {plural(len(stacks), 'rank')} can be read"
     if len(groups) == 1:
-        return f"{rank_list(groups[0].ranks)}: the main thread is at the same line"
+        return f"{list_ranks(groups[0].ranks)}: the main thread is at the same line"
     return f"{read} ranks, {len(groups)} different stacks of the main thread; those with the fewest ranks first"
 
 
@@ -59,7 +58,7 @@ def _frames(frames: Sequence[Frame], *, differs_from: StackGroup | None, shared:
     lines = [f"    ... {left_out} outer frames"] if left_out else []
     for number, frame in enumerate(outermost_first[left_out:], start=left_out):
         mark = ">" if differs_from is not None and number == shared else " "
-        words = f"   <- other than {rank_list(differs_from.ranks)}" if mark == ">" and differs_from else ""
+        words = f"   <- other than {list_ranks(differs_from.ranks)}" if mark == ">" and differs_from else ""
         lines.append(f"  {mark} {_frame_text(frame)}{words}")
     return lines
 

@@ -102,10 +102,10 @@ def _notes(summary: Summary) -> str:
     lines = []
     if summary.pipeline is not None:
         pipeline = summary.pipeline
-        theory = "" if pipeline.theory_fraction is None else f" (theory {pipeline.theory_fraction:.1%})"
+        theory = "" if pipeline.theory_fraction is None else f" (theory {format_fraction(pipeline.theory_fraction)})"
         lines.append(
             f"- pipeline: {as_code(pipeline.schedule)}, {pipeline.stages} stages, {pipeline.microbatches} "
-            f"microbatches, bubble **{pipeline.bubble_fraction:.1%}**{theory}"
+            f"microbatches, bubble **{format_fraction(pipeline.bubble_fraction)}**{theory}"
         )
     costliest = describe_costliest_line(summary)
     if costliest:
@@ -127,7 +127,7 @@ def _notes(summary: Summary) -> str:
     clock = "not known" if summary.time_error_ns is None else format_ns(summary.time_error_ns)
     if summary.device.ranks:
         lines.append(f"- times: {summary.clock_words}")
-    lines.append(f"- own cost: {cost}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
+    lines.append(f"- overhead: {cost}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
     return "\n".join(lines)
 
 

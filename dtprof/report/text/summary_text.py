@@ -4,7 +4,7 @@ What finds no room is counted in the line "not shown", which says where it is.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from dtprof.analysis.caveats import condense_caveats
@@ -34,17 +34,19 @@ from dtprof.formatting import (
     format_table,
     format_times,
     join_lines,
+    list_ranks,
     plural,
     shorten,
 )
 from dtprof.job.api_names import CALLS
-from dtprof.job.sound_records import list_ranks
 from dtprof.records.events import POINT_TO_POINT
 from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
 from dtprof.report.text.memory_text import capacity_lines, memory_lines
 
 MAX_LINES = 29
 MAX_RANKS = 8
+NUM_ENDS = 3
+"""Of more ranks, how many are shown of those that wait least, and of those that wait most."""
 MAX_COLLECTIVES = 5
 EXIT_WORDS = {"unknown": NO_EXIT_RECORD}
 _PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoint": "ckpt", "optimizer": "optim"}
@@ -193,13 +195,17 @@ def _rank_lines(summary: Summary) -> list[str]:
     names = [f"rank {rank.rank}" for rank in ranks]
     times = [_values(rank, columns) for rank in ranks]
     if len(measured) > MAX_RANKS:
-        names.append(f"median of {len(measured)}")
+        names.append(f"median of {format_count(len(measured))}")
         times.append([_median(column) for column in zip(*(_values(rank, columns) for rank in measured), strict=True)])
     # Each column has its own unit: beside a step in ms, data loading may take us.
     units, numbers = zip(*map(format_times, zip(*times, strict=True)), strict=True)
     rows = [["per step", "step", *(_PART_NAMES.get(part, part) for part in columns)], ["", *units]]
     rows += [[name, *row] for name, row in zip(names, zip(*numbers, strict=True), strict=True)]
-    return format_table([*rows, ["share", *share_cells(summary, columns)]])
+    table = format_table([*rows, ["share", *share_cells(summary, columns)]])
+    if len(ranks) == len(measured):
+        return table
+    least, most = (", ".join(str(rank.rank) for rank in some) for some in (ranks[:NUM_ENDS], ranks[-NUM_ENDS:]))
+    return [*labelled("ranks", f"{least} wait least for others; {most} wait most"), *table]
 
 
 def share_cells(summary: Summary, columns: Sequence[str]) -> list[str]:
@@ -218,7 +224,7 @@ def _rows_to_show(ranks: list[RankResult]) -> list[RankResult]:
     if len(ranks) <= MAX_RANKS:
         return ranks
     by_wait = sorted(ranks, key=lambda rank: (rank.partition_ns or {})["exposed_wait"] or 0)
-    return [*by_wait[:3], *by_wait[-3:]]
+    return [*by_wait[:NUM_ENDS], *by_wait[-NUM_ENDS:]]
 
 
 def _values(rank: RankResult, columns: list[str]) -> Sequence[float | None]:
@@ -240,7 +246,7 @@ def _collective_lines(shown: Sequence[AxisCollectives]) -> list[str]:
     if not shown:
         return []
     unit, bandwidths = format_rates([row.busbw_gb_per_s for row in shown])
-    rows = [["collective", "groups", "ops", "bytes", "time", "wait", "exposed", "overlap", unit]]
+    rows = [["per operation", "groups", "ops", "bytes", "time", "wait", "exposed", "overlap", unit]]
     rows += [_collective_cells(row, rate) for row, rate in zip(shown, bandwidths, strict=True)]
     excess = max(map(len, format_table(rows, left=2, gap=" "))) - WIDTH
     if excess > 0:
@@ -286,17 +292,22 @@ def _call_site_lines(summary: Summary) -> list[str]:
 def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
     if pipeline is None:
         return []
-    theory = "" if pipeline.theory_fraction is None else f" (theory {pipeline.theory_fraction:.1%})"
+    theory = "" if pipeline.theory_fraction is None else f" (theory {format_fraction(pipeline.theory_fraction)})"
     text = (
-        f"{pipeline.schedule}, {pipeline.stages} stages on {pipeline.ranks} ranks, "
-        f"{pipeline.microbatches} microbatches: bubble {pipeline.bubble_fraction:.1%}{theory}"
+        f"{pipeline.schedule}, {pipeline.stages} stages on {pipeline.ranks} ranks, {pipeline.microbatches} "
+        f"microbatches: bubble {format_fraction(pipeline.bubble_fraction)} of its window{theory}"
     )
     if pipeline.parts is not None:
-        text += ": " + ", ".join(f"{name.replace('_', ' ')} {part:.1%}" for name, part in pipeline.parts.items())
+        text += f": {_shares({name.replace('_', ' '): part for name, part in pipeline.parts.items()})}"
     if pipeline.by_time:
-        text += "; in " + ", ".join(f"{name.replace('_', '-')} {part:.1%}" for name, part in pipeline.by_time.items())
+        text += f"; {_shares({name.replace('_', '-'): part for name, part in pipeline.by_time.items()})}"
     lines = labelled("pipeline", text)
     return lines + labelled("", f"smaller with {pipeline.advice}") if pipeline.advice else lines
+
+
+def _shares(parts: Mapping[str, float]) -> str:
+    """Return `schedule 20.0, imbalance 0.9 %`."""
+    return ", ".join(f"{name} {100 * part:.1f}" for name, part in parts.items()) + " %"
 
 
 def _straggler_lines(summary: Summary) -> list[str]:
@@ -322,7 +333,7 @@ def _straggler(straggler: StragglerResult) -> str:
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
     cause = f": {straggler.cause}" if straggler.cause else ""
     cause += f"; sampled {straggler.sampled.words}" if straggler.sampled else ""
-    share = f"to blame in {straggler.last_share:.0%} of steps with waits"
+    share = f"to blame in {format_fraction(straggler.last_share, 0)} of steps with waits"
     return f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}{cause}"
 
 
@@ -332,8 +343,9 @@ def _path_lines(path: CriticalPathResult | None) -> list[str]:
         return []
     pieces = [(ns, phase.replace("_", " ")) for phase, ns in path.phases_ns.items()]
     pieces += [(operation.transfer_ns, operation.op) for operation in path.operations]
-    shown = [f"{name} {ns / path.step_ns:.0%}" for ns, name in sorted(pieces, reverse=True)[:4] if ns]
-    most = f"; work of rank {path.ranks[0].rank} {path.ranks[0].work_ns / path.step_ns:.0%}" if path.ranks else ""
+    shown = [f"{name} {format_fraction(ns / path.step_ns, 0)}" for ns, name in sorted(pieces, reverse=True)[:4] if ns]
+    first = path.ranks[0] if path.ranks else None
+    most = f"; work of rank {first.rank}: {format_fraction(first.work_ns / path.step_ns, 0)}" if first else ""
     while len(shown) > 1 and len(", ".join(shown) + most) > WIDTH - LABEL:
         shown.pop()
     return labelled("crit. path", ", ".join(shown) + most)
@@ -378,8 +390,9 @@ def _serialised_lines(summary: Summary) -> list[str]:
         return []
     worst = serialised[0]
     text = (
-        f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} wait "
-        f"one for another: up to {format_ns(worst.gain_ns_per_step)} less if {_issued_together(worst.api)}"
+        f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} run "
+        f"one after another: a step takes up to {format_ns(worst.gain_ns_per_step)} less if "
+        f"{_issued_together(worst.api)}"
     )
     return labelled("serialised", text + _issued_at(worst.line))
 
@@ -405,8 +418,8 @@ def _quality_lines(summary: Summary) -> list[str]:
     clock = "not known" if summary.time_error_ns is None else format_ns(summary.time_error_ns)
     share = f" ({100 * overhead.share_of_step:.2f} % of a step)" if overhead.share_of_step is not None else ""
     per_event = overhead.capture_ns_per_event
-    text = f"{format_ns(per_event)} an event{share}" if per_event is not None else "not known"
-    return labelled("own cost", f"{text}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
+    text = f"{format_ns(per_event)} per event{share}" if per_event is not None else "not known"
+    return labelled("overhead", f"{text}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
 
 
 def _next_command(summary: Summary) -> str:

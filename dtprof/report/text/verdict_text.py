@@ -2,8 +2,8 @@
 
 import textwrap
 
-from dtprof.diagnosis.findings import Finding, Verdict, rank_list
-from dtprof.formatting import join_lines, plural
+from dtprof.diagnosis.findings import Finding, Verdict
+from dtprof.formatting import format_fraction, join_lines, list_ranks, plural
 from dtprof.records.tables import Site
 
 WIDTH = 100
@@ -21,13 +21,13 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def _scope(verdict: Verdict) -> str:
-    missing = f", {rank_list(verdict.ranks_missing)} left no record" if verdict.ranks_missing else ""
+    missing = f", {list_ranks(verdict.ranks_missing)} left no record" if verdict.ranks_missing else ""
     return f" ({plural(len(verdict.ranks_seen), 'rank')} seen{missing})"
 
 
 def _finding_lines(finding: Finding) -> list[str]:
     lines = _wrapped("note: " if finding.severity == "info" else "", finding.summary)
-    lines.append(f"  kind: {finding.kind}, {finding.confidence:.0%} sure")
+    lines.append(f"  kind: {finding.kind}, {format_fraction(finding.confidence, 0)} sure")
     lines += _site_lines("  culprit", finding.culprit_call_sites)
     lines += _site_lines("  waiting" if finding.waiting_ranks else "  others", finding.call_sites)
     for fact in finding.evidence[:4]:
@@ -42,7 +42,7 @@ def _site_lines(label: str, sites: dict[int, Site]) -> list[str]:
     places: dict[Site, list[int]] = {}
     for rank, site in sites.items():
         places.setdefault(site, []).append(rank)
-    lines = [f"{label}: {rank_list(ranks)} at {s.file}:{s.line} ({s.function})" for s, ranks in places.items()]
+    lines = [f"{label}: {list_ranks(ranks)} at {s.file}:{s.line} ({s.function})" for s, ranks in places.items()]
     return lines if len(lines) <= 3 else [*lines[:3], f"{label}: and {len(lines) - 3} more places"]
 
 

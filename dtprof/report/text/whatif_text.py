@@ -3,7 +3,7 @@
 import shlex
 
 from dtprof.analysis.whatif.prediction import Prediction, Scenario
-from dtprof.formatting import format_ns, format_table, join_lines
+from dtprof.formatting import format_fraction, format_ns, format_table, join_lines
 from dtprof.report.text.labelled_lines import labelled
 
 LABEL = 10
@@ -25,7 +25,7 @@ def whatif_text(result: Prediction) -> str:
         lines += labelled(
             "replay",
             f"{used}: measured {format_ns(result.measured_step_ns)}, replayed {format_ns(result.replayed_step_ns)} a "
-            f"step: error {100 * result.replay_error:.2f} %",
+            f"step: error {format_fraction(result.replay_error, 2)}",
             LABEL,
         )
     slow = result.slowdowns
@@ -38,12 +38,12 @@ def whatif_text(result: Prediction) -> str:
             if some:
                 lines += labelled("", ", ".join(some[:MAX_PARTS]), LABEL)
         shares = [
-            f"{label} {100 * share:.0f} %"
-            for label, share in (("the slowest 3 % of ranks", slow.m_w), ("the last stage", slow.m_s))
+            f"{format_fraction(share, 0)} of the slowdown goes if {where} ideal"
+            for where, share in (("the slowest 3 % of ranks are", slow.m_w), ("the last stage is", slow.m_s))
             if share is not None
         ]
         if shares and slow.slowdown > WORTH_DIVIDING:
-            lines += labelled("", f"of the slowdown goes with an ideal {', with an ideal '.join(shares)}", LABEL)
+            lines += labelled("", ", ".join(shares), LABEL)
     known = [scenario for scenario in result.scenarios if scenario.gain is not None]
     if known:
         rows = [("change", "step", "gain", "between"), *map(_row, known[:MAX_ROWS])]
@@ -51,7 +51,8 @@ def whatif_text(result: Prediction) -> str:
         if len(known) > MAX_ROWS:
             lines.append(f"{len(known) - MAX_ROWS} more: --json")
         lines.append("")
-        for assumption in dict.fromkeys(scenario.assumes for scenario in known[:MAX_ROWS] if scenario.assumes):
+        assumed = (part for scenario in known[:MAX_ROWS] for part in scenario.assumes.split("; ") if part)
+        for assumption in dict.fromkeys(assumed):
             lines += labelled("assumes", assumption, LABEL)
     for reason in result.cannot_tell:
         lines += labelled("caveat", reason, LABEL)

@@ -155,4 +155,4 @@ def test_memory_that_was_nearly_full_before_a_kill_is_evidence(share: float, sai
     ranks = ranks_in_step(2, 2)
     gradients(ranks[0], 2000, done=False)
     job = build_job(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}, find_memory_use=lambda: {1: share})
-    assert any("97% of the memory" in fact for fact in found_by("rank_killed", job)[0].evidence) == said
+    assert any("97 % of the memory" in fact for fact in found_by("rank_killed", job)[0].evidence) == said

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.diagnosis.findings import rank_list
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Dump, Labels, Pending
 from dtprof.errors import NotADumpError
+from dtprof.formatting import list_ranks
 from dtprof.job.group_collectives import COLLECTIVE, checksum, line_of, split_by_group
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import ChannelEnd, LazyOperations, Operation, RankCollectives
@@ -377,7 +377,7 @@ def _ended_before_others_began(dumps: dict[int, Dump]) -> list[int]:
 
 def _dumps_of(ranks: tuple[int, ...] | list[int]) -> str:
     """Return ranks' dumps in words."""
-    return f"the dump{'s' if len(ranks) > 1 else ''} of {rank_list(ranks)}"
+    return f"the dump{'s' if len(ranks) > 1 else ''} of {list_ranks(ranks)}"
 
 
 def _names(dump: Dump) -> set[str]:
