@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything, from a fresh clone; a second call skips what is done.
 .POSIX:
-.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity clients matrix gpu benchmarks site wheels sbom clean
+.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity sanitizers clients matrix gpu benchmarks site wheels sbom clean
 
 PYTEST = .venv/bin/python -m pytest
 # What `make test` leaves to `make test-all`, which sets this to nothing: tests that show once more what another shows.
@@ -40,7 +40,7 @@ test:
 
 test-all:
 	@$(MAKE) -s test CHOSEN=
-	@$(MAKE) -s parity fuzz
+	@$(MAKE) -s parity fuzz sanitizers
 	@echo "==> every test has passed"
 
 environment:
@@ -97,6 +97,11 @@ fuzz:
 		.ci/step "reading $(INPUTS) damaged inputs of $$target" .make/fuzz-$$target.log \
 			.venv/bin/python -m tests.fuzz $$target --inputs $(INPUTS) || exit 1; \
 	done
+
+# The native hook compiled with AddressSanitizer and ThreadSanitizer, in a job that issues from several threads.
+sanitizers:
+	@.ci/environment test
+	@.venv/bin/python -m tests.stress.sanitizers
 
 parity:
 	@.ci/environment test
