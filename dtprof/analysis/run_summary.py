@@ -117,7 +117,7 @@ def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
 
 
 def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
-    """Summarise a run. Each rank is read twice, one at a time; three times where clocks of hosts are to be aligned.
+    """Summarise a run. Each rank is loaded twice, one at a time; three times where clocks of hosts are to be aligned.
 
     Parameters:
         surveys: of the ranks of the newest attempt, where they are known already.

@@ -37,7 +37,7 @@ from dtprof.records.rank_log.segments import (
 from dtprof.records.rank_log.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
 from dtprof.records.rank_log.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
 from dtprof.records.replicas import RankProcess, describe_replicas, separate_replicas
-from dtprof.records.run_cache import RankCache
+from dtprof.records.run_cache import MOST_BYTES, RankCache
 from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
 _NOTHING_DROPPED = np.zeros(0, tables.DROPPED)
@@ -132,9 +132,9 @@ class Run:
         nothing: dict[str, Any] = {"exit_records": ExitRecords(), "processes": (), "job_facts": {}, "problems": ()}
         return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
 
-    def kept(self) -> "Run":
-        """Return the run as one that keeps the ranks it has read, as far as there is room."""
-        return dataclasses.replace(self, cache=RankCache())
+    def kept(self, processes: int = 1) -> "Run":
+        """Return the run as one that keeps the ranks it has read, as far as there is room for all processes."""
+        return dataclasses.replace(self, cache=RankCache(most_bytes=MOST_BYTES // processes))
 
     def load_all(self) -> Iterator[RankTables]:
         """Read the last attempt of every rank, one after the other."""

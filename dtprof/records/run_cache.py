@@ -1,5 +1,7 @@
 """Ranks that are read once, for commands that go through a run several times in one process."""
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dtprof.records.tables import RankTables
@@ -10,8 +12,13 @@ MOST_BYTES = 256 << 20
 
 @dataclass(kw_only=True)
 class RankCache:
-    """Ranks as first read, shared by all parts of a run: later additions of a running job are not seen."""
+    """Ranks as first read, shared by all parts of a run: later additions of a running job are not seen.
 
+    Sent to another process, it is the cache of the same run there, with what that process has read.
+    """
+
+    most_bytes: int = MOST_BYTES
+    key: str = field(default_factory=lambda: os.urandom(8).hex())
     tables: dict[int, RankTables] = field(default_factory=dict)
     num_bytes: int = 0
 
@@ -19,9 +26,21 @@ class RankCache:
         """Keep a rank where there is room; its tables cannot be written to, since others get the same."""
         records = (rank.operations, rank.spans, rank.samples, rank.device_intervals)
         size = sum(table.nbytes for table in records)
-        if self.num_bytes + size > MOST_BYTES:
+        if self.num_bytes + size > self.most_bytes:
             return
         for table in records:
             table.flags.writeable = False
         self.tables[rank.rank] = rank
         self.num_bytes += size
+
+    def __reduce__(self) -> tuple[Callable[[str, int], "RankCache"], tuple[str, int]]:
+        """Pickle which cache it is, not what it holds."""
+        return _of_this_process, (self.key, self.most_bytes)
+
+
+_received: dict[str, RankCache] = {}
+"""The caches of a worker process, which ends with the work on its runs."""
+
+
+def _of_this_process(key: str, most_bytes: int) -> RankCache:
+    return _received.setdefault(key, RankCache(key=key, most_bytes=most_bytes))

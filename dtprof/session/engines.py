@@ -3,7 +3,6 @@
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,10 +104,17 @@ def executor_for(engine: Engine, *runs: "Run") -> Iterator["Executor"]:
 
 
 def at_hand(run: "Run", executor: "Executor") -> "Run":
-    """Return a run as one whose ranks are read once, where this process works on them: each is looked at twice."""
+    """Return a run as one whose ranks are read once, where processes of this command work on them.
+
+    Each is looked at twice or more. Workers of Dask outlive the command, and what they keep would stay.
+    """
     from dtprof.job.rank_executor import THIS_PROCESS
 
-    return run.kept() if executor is THIS_PROCESS else run
+    if executor is THIS_PROCESS:
+        return run.kept()
+    from dtprof.session.executors.local_processes import LocalProcesses
+
+    return run.kept(executor.num) if isinstance(executor, LocalProcesses) else run
 
 
 @contextmanager
@@ -122,6 +128,8 @@ def beside(executor: "Executor", work: Callable[[], Result]) -> Iterator[Callabl
     if executor is THIS_PROCESS:
         yield functools.cache(work)
         return
+    from concurrent.futures import ThreadPoolExecutor
+
     thread = ThreadPoolExecutor(1, thread_name_prefix="dtprof-beside")
     try:
         yield thread.submit(work).result

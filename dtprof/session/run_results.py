@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +68,8 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
         NotARunError: a path holds no run that can be read.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from dtprof.analysis.comparison.comparison_series import measure_run
     from dtprof.analysis.comparison.run_comparison import AT_LEAST, compare_runs
     from dtprof.analysis.timeline.run_closeup import examine
@@ -84,7 +85,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
         run = runs[-1]
         # The pages load Plotly, which takes as long as the workers take to start.
         beside.submit(importlib.import_module, "dtprof.report.pages.html_file")
-        diagnosed = beside.submit(diagnose_opened, run, summarised.result)
+        diagnosed = beside.submit(diagnose_opened, run, summarised.result, executor)
         try:
             summary, closeup = examine(run, executor)
             summary = add_windows(confirm_running(summary, run), run)

@@ -4,10 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.analysis.timeline.window_overlap import summarise_window
 from dtprof.errors import NotATraceError
 from dtprof.formatting import list_ranks
-from dtprof.interchange.importers.window_trace import read_window
 from dtprof.records.paths import WINDOWS
 from dtprof.records.rank_log.strings import read_strings
 
@@ -28,6 +26,12 @@ def add_windows(summary: "Summary", run: "Run") -> "Summary":
         if next(folder.glob(WINDOWS), None) is not None:
             taken = [window for window in read_strings(folder, []).windows.values() if window.state == "written"]
             newest += [(window, rank, folder) for window in taken[-1:]]
+    if not newest:
+        return summary
+    # Few runs have windows, and importers take a tenth of the summary of a small run to load.
+    from dtprof.analysis.timeline.window_overlap import summarise_window
+    from dtprof.interchange.importers.window_trace import read_window
+
     newest = sorted(newest, key=lambda row: (row[0].realtime_ns, row[1]))[-MOST_WINDOWS:]
     windows, caveats = [], []
     for window, rank, folder in sorted(newest, key=lambda row: row[1]):
@@ -37,4 +41,4 @@ def add_windows(summary: "Summary", run: "Run") -> "Summary":
             caveats.append(f"windows: the one of rank {rank} cannot be read: {error}")
     if without := [window.rank for window in windows if window.communication_ns is None]:
         caveats.append(f"windows: {list_ranks(without)} took no kernel, so overlap by kernels is not known")
-    return replace(summary, windows=tuple(windows), cannot_tell=(*summary.cannot_tell, *caveats)) if newest else summary
+    return replace(summary, windows=tuple(windows), cannot_tell=(*summary.cannot_tell, *caveats))

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof.records import run_cache
 from dtprof.records.reader import open_run
 from tests.builders import RankBuilder, write_run
 
@@ -31,13 +30,11 @@ def test_a_rank_is_read_once_by_the_run_and_its_parts(run_directory: Path) -> No
         first.operations["nbytes"] = 0
 
 
-def test_what_is_too_large_is_not_kept_and_another_attempt_neither(
-    run_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_large_is_not_kept_and_another_attempt_neither(run_directory: Path) -> None:
     run = open_run(run_directory).kept()
     assert run.load(1, 0) is not run.load(1, 0)
-    monkeypatch.setattr(run_cache, "MOST_BYTES", 1)
-    assert run.load(0) is not run.load(0)
     assert run.cache is not None
+    run.cache.most_bytes = 1
+    assert run.load(0) is not run.load(0)
     assert not run.cache.tables
     assert np.array_equal(run.load(0).operations, open_run(run_directory).load(0).operations)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from dtprof.job import rank_executor
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks, share_out
 from dtprof.records import schema
 from dtprof.records.reader import Run, open_run
-from dtprof.session.engines import IN_THIS_PROCESS, Engine, executor_for, make_engine
+from dtprof.records.run_cache import MOST_BYTES
+from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, executor_for, make_engine
 from dtprof.session.executors import dask_cluster, worker_counts
 from dtprof.session.executors.dask_cluster import DaskWorkers
 from dtprof.session.executors.local_processes import LocalProcesses
@@ -74,7 +75,7 @@ def test_worker_processes_and_dask_give_the_same_results(run: Run, dask: DaskWor
     assert "blame" in expected[0]
     for forked in (False, True):
         with LocalProcesses(2, forked=forked) as processes:
-            assert results(run, processes) == expected
+            assert results(at_hand(run, processes), processes) == expected
     assert results(run, dask) == expected
 
 
@@ -115,6 +116,40 @@ def test_a_run_that_dask_workers_do_not_see_is_said_so(dask: DaskWorkers, tmp_pa
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     with pytest.raises(SchedulerError, match=r"a worker cannot read .*rank-0000"):
         summarise(opened, dask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadTask:
+    records: Run
+    until: Path | None = None  # a pipe that is read first
+
+
+def load_rank(task: LoadTask) -> tuple[int, bool]:
+    """Load the one rank of a task; return the process, and whether it had kept the rank."""
+    (rank,) = task.records.folders
+    assert task.records.cache is not None
+    was_kept = rank in task.records.cache.tables
+    task.records.load(rank)
+    if task.until is not None:
+        task.until.read_bytes()
+    return os.getpid(), was_kept
+
+
+def test_a_rank_is_read_once_by_the_worker_that_had_it_before(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with LocalProcesses(2, forked=True) as processes:
+        kept = at_hand(run, processes)
+        assert kept.cache is not None
+        assert 2 * kept.cache.most_bytes == MOST_BYTES
+        first, second = LoadTask(records=kept.part([0])), LoadTask(records=kept.part([1]))
+        one, two = (processes.submit(load_rank, task).result() for task in (first, second))
+        assert [one[1], two[1], one[0] == two[0]] == [False, False, False]
+        again = [processes.submit(load_rank, task).result() for task in (second, first, first)]
+        assert again == [(two[0], True), (one[0], True), (one[0], True)]
+        busy = processes.submit(load_rank, replace(first, until=tmp_path / "pipe"))
+        assert processes.submit(load_rank, first).result() == (two[0], False)
+        (tmp_path / "pipe").write_bytes(b"")
+        assert busy.result() == (one[0], True)
 
 
 @FORKED_OR_NOT

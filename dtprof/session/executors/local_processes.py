@@ -13,17 +13,20 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
-from typing import BinaryIO, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 import dtprof
 from dtprof.errors import WorkerLostError
+from dtprof.records.reader import Run
 from dtprof.session.executors import worker_process
 
 ENDING_S = 5
@@ -72,8 +75,19 @@ class _Worker:
     results: BinaryIO
 
 
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    work: Callable[[Any], Any]
+    task: Any
+    place: Hashable  # the first rank it reads; None: it reads none
+    result: Future[Any]
+
+
 class LocalProcesses:
     """Processes that do tasks and end with this one.
+
+    Work on ranks is given to the worker that had these ranks before, and may have kept them; to another where that one
+    is busy and there is nothing else to do.
 
     They are fresh interpreters, which know nothing of the program that this process runs; or forked: copies of this
     process, which begin at once and have loaded what it has. Only a command that has no threads yet may fork.
@@ -82,10 +96,13 @@ class LocalProcesses:
     def __init__(self, num: int, *, forked: bool = False) -> None:
         """Set the number."""
         self.at_once = 2 * num
-        self._num = num
+        self.num = num
         self._forked = forked
         self._workers: list[_Worker] = []
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        self._idle: list[_Worker] = []
+        self._waiting: deque[_Waiting] = deque()
+        self._had: dict[Hashable, _Worker] = {}  # by the first rank of a task
+        self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(num, thread_name_prefix="dtprof-worker")
 
     def __enter__(self) -> "LocalProcesses":
@@ -95,14 +112,14 @@ class LocalProcesses:
                 # What all share is not to be touched, and so copied, by a worker that looks for garbage; nor is this
                 # process to look through its modules each time it takes in results.
                 gc.freeze()
-            for _ in range(self._num):
+            for _ in range(self.num):
                 started = self._fork() if self._forked else _start()
                 self._workers.append(started)
-                self._idle.put(started)
+                self._idle.append(started)
         except OSError as error:
             self.__exit__(type(error), error, None)
             raise WorkerLostError(
-                f"worker {len(self._workers) + 1} of {self._num} cannot be started ({error.strerror}); "
+                f"worker {len(self._workers) + 1} of {self.num} cannot be started ({error.strerror}); "
                 "use fewer, for example --jobs 1"
             ) from error
         return self
@@ -116,6 +133,8 @@ class LocalProcesses:
             for worker in self._workers:
                 worker.process.kill()
         self._threads.shutdown(cancel_futures=True)
+        while self._waiting:
+            self._waiting.popleft().result.cancel()
         for worker in self._workers:
             for pipe in (worker.tasks, worker.results):
                 with suppress(OSError):  # what it did not take
@@ -125,26 +144,40 @@ class LocalProcesses:
 
     def submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
         """Hand over one task."""
-        return self._threads.submit(self._let_do, work, task)
+        waiting = _Waiting(work, task, _place_of(task), Future())
+        with self._lock:
+            self._waiting.append(waiting)
+        self._threads.submit(self._serve)
+        return waiting.result
 
-    def _let_do(self, work: Callable[[Task], Result], task: Task) -> Result:
-        """Have an idle worker do a task: there is one for every thread."""
-        idle = self._idle.get()
+    def _serve(self) -> None:
+        """Have an idle worker do one of the waiting tasks: there is a worker for every thread."""
+        with self._lock:
+            worker, waiting = self._match()
+            self._idle.remove(worker)
+            self._waiting.remove(waiting)
+            if waiting.place is not None:
+                self._had[waiting.place] = worker
         try:
-            pickle.dump((work, task), idle.tasks, protocol=pickle.HIGHEST_PROTOCOL)
-            idle.tasks.flush()
-            result, error = pickle.load(idle.results)
-        except (OSError, EOFError, pickle.UnpicklingError):
-            raise WorkerLostError(
-                f"a worker process ended before its work was done ({_how_ended(idle.process)}). "
-                "Fewer need less memory: --jobs 1 works in one process"
-            ) from None
-        finally:
-            self._idle.put(idle)
-        if error is not None:
-            raise error
-        done: Result = result
-        return done
+            result = _let_do(worker, waiting.work, waiting.task)
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the result gets it
+            outcome: Callable[[], None] = partial(waiting.result.set_exception, error)
+        else:
+            outcome = partial(waiting.result.set_result, result)
+        with self._lock:
+            self._idle.append(worker)
+        outcome()
+
+    def _match(self) -> "tuple[_Worker, _Waiting]":
+        """Return an idle worker and the task it is to do."""
+        fresh = None
+        for waiting in self._waiting:
+            had = self._had.get(waiting.place)
+            if had in self._idle:
+                return had, waiting
+            if had is None and fresh is None:
+                fresh = waiting
+        return self._idle[0], fresh or self._waiting[0]
 
     def _fork(self) -> _Worker:
         taken, tasks = os.pipe()
@@ -154,6 +187,28 @@ class LocalProcesses:
         os.close(taken)
         os.close(given)
         return _Worker(process, os.fdopen(tasks, "wb"), os.fdopen(results, "rb"))
+
+
+def _let_do(worker: _Worker, work: Callable[[Task], Result], task: Task) -> Result:
+    try:
+        pickle.dump((work, task), worker.tasks, protocol=pickle.HIGHEST_PROTOCOL)
+        worker.tasks.flush()
+        result, error = pickle.load(worker.results)
+    except (OSError, EOFError, pickle.UnpicklingError):
+        raise WorkerLostError(
+            f"a worker process ended before its work was done ({_how_ended(worker.process)}). "
+            "Fewer need less memory: --jobs 1 works in one process"
+        ) from None
+    if error is not None:
+        raise error
+    done: Result = result
+    return done
+
+
+def _place_of(task: object) -> Hashable:
+    """Return the first of the ranks whose records a task reads."""
+    records = getattr(task, "records", None)
+    return next(iter(records.folders), None) if isinstance(records, Run) else None
 
 
 def _start() -> _Worker:
