@@ -16,8 +16,12 @@ from dtprof.analysis.results import (
     PARTS,
     CallSiteResult,
     CollectiveResult,
+    GroupLateness,
     MessageSizes,
+    PartBand,
     PhaseCommunication,
+    PipelineAction,
+    PipelineStep,
     RankResult,
     StragglerResult,
     Summary,
@@ -136,6 +140,7 @@ def _largest(sample: str, rank: RankResult) -> float | None:
 NO_STEPS = "no step has a begin and an end on every rank"
 NO_PARTITION = "completion of its operations is not observed"
 NO_WAITS = "not every member's arrival is known"
+NO_ACTION = "the row is of the time after the last action of the rank"
 SIZES_UNKNOWN = "the run was imported from records without sizes"
 NO_BANDWIDTH = "the transfer is not known, or the operation is gather or scatter"
 
@@ -732,6 +737,94 @@ def _of_communication(json: str, whose: str, *names: str) -> tuple[Metric[Any], 
     )
 
 
+PIPELINE_ACTION: tuple[Metric[PipelineAction], ...] = tuple(
+    _per_step(
+        "pipeline.per_action",
+        name,
+        unit="ns",
+        better="lower",
+        definition=definition,
+        section="Pipeline bubble",
+        clock="device",
+        null=null,
+        tooltips={"pipeline_actions": name, "pipeline_stages": name},
+    )
+    for name, definition, null in (
+        ("forward_ns", "Forward of the microbatch on the stage, in a step, mean over replicas.", NO_ACTION),
+        ("backward_ns", "Its backward, with the gradients of weights where they are not apart.", NO_ACTION),
+        ("weight_ns", "Gradients of its weights alone; 0 where they are not apart.", NO_ACTION),
+        ("bubble_ns", "Time in which the rank of the stage waits to begin one of these actions.", ""),
+    )
+)
+PIPELINE_STEP: tuple[Metric[PipelineStep], ...] = (
+    _per_step(
+        "pipeline.per_step",
+        "window_ns",
+        unit="ns",
+        better="lower",
+        definition="From the first forward of any stage to the end of the last backward, in one step.",
+        section="Pipeline bubble",
+        clock="device",
+    ),
+    _per_step(
+        "pipeline.per_step",
+        "bubble_fraction",
+        unit="fraction",
+        better="lower",
+        definition="Share of the window of one step in which stages do not compute.",
+        section="Pipeline bubble",
+        clock="device",
+    ),
+)
+LATENESS: tuple[Metric[GroupLateness], ...] = (
+    _per_step(
+        "lateness",
+        "count",
+        unit="count",
+        definition="Operations of the group that all members recorded on one clock, over the whole run.",
+        section="Lateness",
+    ),
+    *(
+        _per_step(
+            "lateness",
+            f"{name}_ns",
+            unit="ns",
+            better="lower",
+            definition=f"From the first arrival to the last at an operation of the group: {words} over operations.",
+            section="Lateness",
+            clock="device",
+        )
+        for name, words in (
+            ("p10", "tenth percentile"),
+            ("median", "median"),
+            ("p90", "ninetieth percentile"),
+            ("p99", "ninety-ninth percentile"),
+        )
+    ),
+    _per_step(
+        "lateness",
+        "last_share",
+        unit="fraction",
+        definition="Share of the operations at which the rank that is last most often arrives last, by over 1 us.",
+        section="Lateness",
+        clock="device",
+        null="all arrive together",
+    ),
+)
+PART_BAND: tuple[Metric[PartBand], ...] = tuple(
+    Metric(
+        name=f"{over}_{percentile}_ns",
+        unit="ns",
+        definition=f"{words} over {over} of the part{whose}.",
+        section="Partition",
+        clock="device",
+        value=attrgetter(f"over_{over}.{percentile}"),
+        json=f"part_bands[].over_{over}.{percentile}",
+        tooltips={"part_bands": f"{over}_{percentile}"},
+    )
+    for over, whose in (("ranks", " in the mean step of each rank"), ("steps", " in each step, mean over ranks"))
+    for percentile, words in (("p10", "Tenth percentile"), ("median", "Median"), ("p90", "Ninetieth percentile"))
+)
 STRAGGLER: tuple[Metric[StragglerResult], ...] = (
     Metric(
         name="last_share",
@@ -795,6 +888,10 @@ KINDS: Mapping[str, tuple[Metric[Any], ...]] = {
     "call_site": CALL_SITE,
     "communication_phase": PHASE,
     "message_sizes": SIZES,
+    "part_band": PART_BAND,
+    "pipeline_action": PIPELINE_ACTION,
+    "pipeline_step": PIPELINE_STEP,
+    "lateness": LATENESS,
     "straggler": STRAGGLER,
 }
 METRICS = tuple(metric for metrics in KINDS.values() for metric in metrics)

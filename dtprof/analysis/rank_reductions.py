@@ -23,6 +23,7 @@ from dtprof.analysis.memory.rank_memory import find_categories, find_largest, fi
 from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, may_be_stage
 from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank, part_steps, time_batch
 from dtprof.analysis.results import MemoryGrowth
+from dtprof.analysis.steps.part_bands import StepParts, sum_parts
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, find_steps
 from dtprof.analysis.steps.step_partition import partition_phases, round_means, sum_steps
@@ -163,6 +164,7 @@ class BatchReduction:
     timing: Timing  # of the operations of all
     rows: dict[RowKey, Array]  # sums over these ranks
     dropped: dict[RowKey, Array]  # of operations of which only sums are left
+    step_parts: StepParts | None  # None: no step of these ranks could be split
     sites: dict[SiteKey, Column]  # sums over these ranks, by call site; empty without measured steps
 
 
@@ -340,6 +342,7 @@ def reduce_ranks(
         timing=timing,
         rows=sum_rows(batch, apis, chosen=chosen, instances=instances, timing=timing),
         dropped=dropped,
+        step_parts=sum_parts(parts, batch.numbers, np.array(seen, np.bool_)[batch.place_of_window]) if parts else None,
         sites=sum_sites(batch, apis, chosen=chosen, timing=timing) if used.known else {},
     )
 

@@ -194,6 +194,29 @@ class RankResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartBand:
+    """How far one part of the step varies over ranks and over steps."""
+
+    part: str  # one of PARTS
+    over_ranks: Spread  # of the mean step of each rank
+    over_steps: Spread  # of the mean over ranks of each step
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupLateness:
+    """The time from the first arrival to the last at the operations of one group, over the whole run."""
+
+    group: str
+    count: int  # operations that all members recorded on one clock
+    p10_ns: int
+    median_ns: int
+    p90_ns: int
+    p99_ns: int
+    last_rank: int | None  # that arrives last most often; None: all arrive together
+    last_share: float | None  # of the operations
+
+
+@dataclass(frozen=True, kw_only=True)
 class CollectiveResult:
     """One operation of one group and api over the measured steps (the whole run where there are none).
 
@@ -459,6 +482,38 @@ class PipelineRank:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PipelineAction:
+    """What one microbatch takes on one stage, and the bubble before it; means over replicas and steps."""
+
+    stage: int
+    microbatch: int | None  # None: after the last action of the rank
+    forward_ns: int | None
+    backward_ns: int | None  # with the gradients of weights where they are not apart
+    weight_ns: int | None  # gradients of weights alone; 0: they are not apart
+    bubble_ns: int  # in which the rank waited to begin one of these
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineStage:
+    """What a stage takes in a step, over all microbatches, and the bubbles before its actions; means over replicas."""
+
+    stage: int
+    forward_ns: int
+    backward_ns: int
+    weight_ns: int
+    bubble_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineStep:
+    """One step of the pipeline, mean over replicas."""
+
+    step: int
+    window_ns: int
+    bubble_fraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineResult:
     """The bubbles of the job's pipeline, mean over replicas and measured steps."""
 
@@ -472,6 +527,9 @@ class PipelineResult:
     per_rank: tuple[PipelineRank, ...]
     by_time: dict[str, float] = field(default_factory=dict)  # warm_up, steady, drain: they sum to bubble_fraction, too
     advice: str | None = None  # what makes the largest part smaller
+    per_action: tuple[PipelineAction, ...] = ()  # by stage and microbatch, of the steps whose actions are kept
+    per_stage: tuple[PipelineStage, ...] = ()  # the same, summed over microbatches
+    per_step: tuple[PipelineStep, ...] = ()  # of all measured steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -547,6 +605,8 @@ class Summary:
     throughput: Throughput | None = None  # None: not known
     ranks: tuple[RankResult, ...]
     collectives: tuple[CollectiveResult, ...]
+    part_bands: tuple[PartBand, ...] = ()  # by PARTS; empty where no step could be split
+    lateness: tuple[GroupLateness, ...] = ()  # the latest first
     call_sites: tuple[CallSiteResult, ...] = ()  # costliest first; empty without measured steps, as the next two
     communication_phases: tuple[PhaseCommunication, ...] = ()
     message_sizes: tuple[MessageSizes, ...] = ()

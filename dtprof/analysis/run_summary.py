@@ -20,6 +20,7 @@ from dtprof.analysis.communication.exchange_balance import measure_balance
 from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
 from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
+from dtprof.analysis.communication.traffic import list_lateness
 from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_path
 from dtprof.analysis.memory.device_series import samples_each
 from dtprof.analysis.memory.device_use import measure_use
@@ -47,6 +48,7 @@ from dtprof.analysis.results import (
     StragglerResult,
     Summary,
 )
+from dtprof.analysis.steps.part_bands import StepParts, add_parts, list_bands
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.throughput import measure_throughput
 from dtprof.analysis.stragglers.device_clocks import DeviceClock, RankDevice, list_losses, measure_clocks
@@ -79,7 +81,7 @@ class ReductionTask(RankTask, Generic[Found]):
     collect: CollectDetails[Found] | None  # at details of each rank
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Reductions(Generic[Found]):
     """The second map of some ranks."""
 
@@ -88,6 +90,7 @@ class Reductions(Generic[Found]):
     rows: dict[RowKey, Array] = field(default_factory=dict)  # sums of these
     dropped: dict[RowKey, Array] = field(default_factory=dict)
     sites: dict[SiteKey, Column] = field(default_factory=dict)
+    step_parts: StepParts | None = None
 
     def join(self, others: "Reductions[Found] | BatchReduction") -> None:
         """Take in other ranks."""
@@ -95,6 +98,7 @@ class Reductions(Generic[Found]):
         add_rows(self.rows, others.rows)
         add_rows(self.dropped, others.dropped)
         add_sites(self.sites, others.sites)
+        self.step_parts = add_parts(self.step_parts, others.step_parts)
 
 
 def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
@@ -141,7 +145,8 @@ def summarise_closely(
     """
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
     reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=make_collector)
-    return state_summary(run, surveys, reduced, used=used), reduced.details
+    summary = state_summary(run, surveys, reduced, used=used)
+    return replace(summary, lateness=list_lateness(surveys.instances)), reduced.details
 
 
 def reduce_run(
@@ -214,6 +219,10 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
         width=bin_width(used.last - used.first + 1, len(facts)),
         durations=durations,
     )
+    ranks = tuple(
+        _rank_result(fact, reduction, run, num_ranks=len(facts), knows_bubble=fact.rank not in windows.unknown)
+        for fact, reduction in zip(facts, reductions, strict=True)
+    )
     recoveries = find_recoveries(run)
     every_group = (group for fact in facts for group in fact.groups.values())
     throughput, throughput_caveats = measure_throughput(steps, surveys.consumed, every_group, used)
@@ -240,10 +249,8 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
             duration_ns=_spread(durations),
         ),
         step_series=tuple(_series(own) for own in steps.values() if len(own.numbers)),
-        ranks=tuple(
-            _rank_result(fact, reduction, run, num_ranks=len(facts), knows_bubble=fact.rank not in windows.unknown)
-            for fact, reduction in zip(facts, reductions, strict=True)
-        ),
+        ranks=ranks,
+        part_bands=list_bands(ranks, reduced.step_parts),
         collectives=collectives,
         pipeline=pipeline,
         stragglers=stragglers,

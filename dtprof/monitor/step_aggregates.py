@@ -2,8 +2,8 @@
 
 Steps that every rank has ended since the last time are one fold: the records of these steps alone are surveyed and
 reduced, by the functions that do it for a finished run. A summary is stated from the sums of all folds. It equals that
-of `dtprof summary` over the same steps where all ranks are on one clock; the timeline and the critical path, which are
-made of single operations, are not in it. Steps that only data loaders or repeating operations
+of `dtprof summary` over the same steps where all ranks are on one clock. It has no timeline, critical path or
+lateness: these are made of single operations. Steps that only data loaders or repeating operations
 tell count from the oldest record that is kept, and so do jobs without steps: these are summarised as a whole each time.
 """
 
@@ -26,6 +26,7 @@ from dtprof.analysis.rank_reductions import RankFacts, RankReduction
 from dtprof.analysis.rank_surveys import Surveys, survey_run
 from dtprof.analysis.results import BUBBLE, Summary
 from dtprof.analysis.run_summary import Reductions, reduce_run, state_summary, summarise
+from dtprof.analysis.steps.part_bands import add_parts
 from dtprof.analysis.steps.step_boundaries import (
     MARKS,
     OPTIMIZER,
@@ -142,6 +143,7 @@ class StepAggregates:
         for piece in pieces:
             add_rows(reduced.rows, piece.reduced.rows)
             add_sites(reduced.sites, piece.reduced.sites)
+            reduced.step_parts = add_parts(reduced.step_parts, piece.reduced.step_parts)
         of_rank: dict[int, list[tuple[int, RankReduction]]] = {}
         for piece in pieces:
             for own in piece.reduced.ranks:

@@ -84,6 +84,25 @@ def test_an_even_gpipe_has_the_bubble_of_theory_and_nothing_else() -> None:
     assert [(one.rank, one.bubble_ns) for one in result.per_rank] == [(0, 30), (1, 30)]
 
 
+def test_bubbles_belong_to_the_action_that_a_rank_waits_to_begin() -> None:
+    # Rank 0 idles from 20 to 50 before the first backward; rank 1 until 10 before its first forward, and after 70.
+    result = result_of(summary_of(GPIPE))
+    found = {(one.stage, one.microbatch): one.bubble_ns for one in result.per_action}
+    assert found == {(0, None): 0, (0, 0): 30, (0, 1): 0, (1, None): 20, (1, 0): 10, (1, 1): 0}
+    first = next(one for one in result.per_action if (one.stage, one.microbatch) == (0, 0))
+    assert (first.forward_ns, first.backward_ns, first.weight_ns) == (10, 20, 0)
+    assert [(one.stage, one.forward_ns, one.backward_ns, one.bubble_ns) for one in result.per_stage] == [
+        (0, 20, 40, 30),
+        (1, 20, 40, 30),
+    ]
+
+
+def test_each_step_has_its_window_and_bubble() -> None:
+    result = result_of(summary_of(WITH_MESSAGES))
+    assert result.per_step  # each is busy 60 of 100 on both ranks
+    assert {(one.window_ns, round(one.bubble_fraction, 9)) for one in result.per_step} == {(100, 0.4)}
+
+
 def test_bubbles_are_distinguished_by_when_they_are() -> None:
     # Rank 0 idles from 20 to 50, after its last forward; rank 1 until 10, and from 70 to the end of the window at 90.
     assert result_of(summary_of(GPIPE)).by_time == pytest.approx({"warm_up": 10 / 180, "steady": 0, "drain": 50 / 180})

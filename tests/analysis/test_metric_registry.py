@@ -19,17 +19,27 @@ TABLES = {
     "call_site": "call_sites",
     "communication_phase": "communication_phases",
     "message_sizes": "message_sizes",
+    "part_band": "part_bands",
+    "pipeline_action": "pipeline",
+    "pipeline_step": "pipeline_steps",
+    "lateness": "lateness",
     "straggler": "stragglers",
 }
 
 
 def rows_of(kind: str, summary: Summary) -> list[Any]:
-    return [summary] if kind == "job" else list(getattr(summary, TABLES[kind]))
+    if kind == "job":
+        return [summary]
+    if kind.startswith("pipeline_"):
+        return list(getattr(summary.pipeline, f"per_{kind.removeprefix('pipeline_')}")) if summary.pipeline else []
+    return list(getattr(summary, TABLES[kind]))
 
 
 def values_at(document: Any, path: str) -> list[Any]:
     """Return what a path such as ranks[].partition_ns.compute leads to, one value a row; None beyond a null."""
     key, _, rest = path.partition(".")
+    if document is None and key.endswith("[]"):
+        return []
     rows = document[key.removesuffix("[]")] if key.endswith("[]") else [None if document is None else document[key]]
     return rows if not rest else [value for row in rows for value in values_at(row, rest)]
 

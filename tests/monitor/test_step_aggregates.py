@@ -20,7 +20,7 @@ from tests.monitor.test_live_run import MS, STEP, two_ranks
 from tests.synthetic import Job, generate
 
 POLLS = 9
-OF_SINGLE_OPERATIONS = ("timeline", "critical_path")
+OF_SINGLE_OPERATIONS = ("timeline", "critical_path", "lateness")
 OF_HOW_RANKS_END = ("wall_ns",)
 """A log tells of its end beside its records; until then the newest record is the end."""
 

@@ -146,7 +146,7 @@ def test_the_file_stays_under_four_megabytes(num_ranks: int, num_steps: int) -> 
 
 def test_a_run_with_nothing_to_draw_needs_no_plotly_and_says_why_in_each_panel() -> None:
     page = render(empty_summary())
-    assert len(page) < 150_000
+    assert len(page) < 160_000
     drawn_or_said = page.count('<section id="') and len(re.findall(r'class="panel panel-', page))
     always = {"headline", "key-figures", "cannot-tell", "measurement", "page-links", "next-commands"}
     assert page.count('class="nothing"') == drawn_or_said - len(always)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.communication.rank_pairs import RankPairs, pair_ranks
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import GroupLateness, Summary
 from dtprof.intervals import Column
 from dtprof.job.collective_matching import FAR, OperationInstances
 
@@ -60,6 +60,27 @@ def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:
             )
         )
     return tuple(sorted(groups_lateness, key=lambda group: -group.spread_ns[1] * group.count))
+
+
+def list_lateness(instances: OperationInstances) -> tuple[GroupLateness, ...]:
+    """Return how late members of each group arrive, the latest group first, and who comes last most often."""
+    results = []
+    for group in _find_lateness(instances):
+        rank = max(group.last, key=lambda rank: (group.last[rank], -rank), default=None)
+        p10, median, p90, p99 = group.spread_ns
+        results.append(
+            GroupLateness(
+                group=group.group,
+                count=group.count,
+                p10_ns=p10,
+                median_ns=median,
+                p90_ns=p90,
+                p99_ns=p99,
+                last_rank=rank,
+                last_share=None if rank is None else group.last[rank] / group.count,
+            )
+        )
+    return tuple(results)
 
 
 def measure_overlap(summary: Summary) -> float | None:

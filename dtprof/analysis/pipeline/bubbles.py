@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.analysis.pipeline.bubble_places import ActionTimes, list_steps, sum_stages
 from dtprof.analysis.pipeline.schedule_replay import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -376,8 +377,10 @@ def measure_pipelines(
     pipelines = _by_pipeline(ranks)
     fractions: list[npt.NDArray[np.float64]] = []
     by_time: list[npt.NDArray[np.float64]] = []
+    by_step: list[tuple[Column, Column, npt.NDArray[np.float64]]] = []
     replayed: list[tuple[list[Array], Column]] = []
     bubbles: dict[int, int] = {}
+    actions = ActionTimes()
     for key, window in windows.by_pipeline.items():
         members = pipelines[key]
         lengths = window.intervals[:, 1] - window.intervals[:, 0]
@@ -385,8 +388,11 @@ def measure_pipelines(
         steps, lengths = window.steps[chosen], lengths[chosen]
         if not len(steps):
             continue
+        for member in members:
+            actions.add(member.actions, steps, window.intervals[chosen])
         busy = [member.busy[is_among(member.steps, steps)] for member in members]
         fractions.append(1 - np.sum(busy, axis=0) / (len(members) * lengths))
+        by_step.append((steps, lengths, fractions[-1]))
         for member, busy_ns in zip(members, busy, strict=True):
             bubbles[member.rank] = int(np.mean(lengths - busy_ns))
         by_time.append(_split_by_time(members, steps, window.intervals[chosen]))
@@ -400,6 +406,7 @@ def measure_pipelines(
     split = mean_parts(split_bubbles(replayed), fraction)
     if split is None:
         caveats.append("pipeline: the actions of the ranks do not fit together to be replayed; parts are not known")
+    per_action = actions.listed(len(fractions))
     theory = theory_fraction(pipeline)
     if theory is None:
         caveats.append(f"pipeline: no formula for the bubble of {schedule_name(pipeline)}; theory_fraction is null")
@@ -414,6 +421,9 @@ def measure_pipelines(
             parts=split,
             by_time=dict(zip(TIMES, np.concatenate(by_time, axis=1).mean(axis=1).tolist(), strict=True)),
             advice=_advise(pipeline, split, bubbles),
+            per_action=per_action,
+            per_stage=sum_stages(per_action),
+            per_step=list_steps(by_step),
             per_rank=tuple(PipelineRank(rank=rank, bubble_ns=bubble) for rank, bubble in sorted(bubbles.items())),
         ),
         caveats,

@@ -89,6 +89,52 @@ MESSAGE_SIZES = (
     Column(name="below_bytes", dtype="int64", unit="bytes", meaning="first size above the class"),
     *_columns(metric_registry.SIZES),
 )
+PIPELINE = (
+    Column(name="stage", dtype="int64", meaning="stage of the pipeline, from 0"),
+    Column(name="microbatch", dtype="int64", meaning="microbatch, from 0; masked: after the last action of the rank"),
+    *_columns(metric_registry.PIPELINE_ACTION),
+)
+PIPELINE_STEPS = (
+    Column(name="step", dtype="int64", meaning="number of the measured step, from 1"),
+    *_columns(metric_registry.PIPELINE_STEP),
+)
+CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "communication", "other")
+MEMORY = (
+    RANK,
+    Column(name="peak_bytes", dtype="int64", unit="bytes", meaning="highest memory of the rank; masked: not sampled"),
+    *(
+        Column(
+            name=f"{category}_bytes",
+            dtype="int64",
+            unit="bytes",
+            meaning=f"most that {category.replace('_', ' ')} held; masked: not recorded",
+        )
+        for category in CATEGORIES
+    ),
+    Column(name="fragmentation", dtype="float64", unit="fraction", meaning="of reserved device memory; masked: none"),
+    Column(name="scheme", dtype="str", meaning="none, zero1, zero2, zero3: how the state is sharded; masked: unknown"),
+    Column(name="state_bytes", dtype="int64", unit="bytes", meaning="parameters, gradients and optimizer state"),
+    Column(name="state_formula_bytes", dtype="int64", unit="bytes", meaning="the same by the formula of the scheme"),
+    Column(name="activation_formula_bytes", dtype="int64", unit="bytes", meaning="by formula; masked: sizes unknown"),
+    Column(name="growth_bytes_per_step", dtype="float64", unit="bytes", meaning="masked: too few samples"),
+)
+CRITICAL_PATH = (
+    Column(name="kind", dtype="str", meaning="work: by phase; transfer: by operation; rank: work by rank"),
+    Column(name="name", dtype="str", meaning="phase or operation; masked: of a rank"),
+    Column(name="group", dtype="str", meaning="name of the process group of a transfer; masked: none"),
+    Column(name="rank", dtype="int64", meaning="global rank; masked: not by rank"),
+    Column(name="time_ns", dtype="int64", unit="ns", meaning="on the critical path of a mean step"),
+    Column(name="fraction", dtype="float64", unit="fraction", meaning="of the step"),
+)
+LATENESS = (
+    Column(name="group", dtype="str", meaning="name of the process group"),
+    *_columns(metric_registry.LATENESS),
+    Column(name="last_rank", dtype="int64", meaning="that arrives last most often; masked: all arrive together"),
+)
+PART_BANDS = (
+    Column(name="part", dtype="str", meaning="part of the step"),
+    *_columns(metric_registry.PART_BAND),
+)
 STRAGGLERS = (RANK, *_columns(metric_registry.STRAGGLER))
 
 
@@ -134,6 +180,50 @@ def _message_sizes(summary: Summary) -> list[tuple[Any, ...]]:
     ]
 
 
+def _memory(summary: Summary) -> list[tuple[Any, ...]]:
+    rows = []
+    for rank in summary.ranks:
+        formula, growth = rank.memory_formula, rank.memory_growth
+        rows.append(
+            (
+                rank.rank,
+                rank.peak_bytes,
+                *(rank.memory_categories.get(category) for category in CATEGORIES),
+                rank.fragmentation,
+                formula and formula.scheme,
+                formula and formula.state_bytes,
+                formula and formula.state_formula_bytes,
+                formula and formula.activation_formula_bytes,
+                growth and growth.bytes_per_step,
+            )
+        )
+    return rows
+
+
+def _critical_path(summary: Summary) -> list[tuple[Any, ...]]:
+    path = summary.critical_path
+    if path is None or path.step_ns <= 0:
+        return []
+    rows: list[tuple[Any, ...]] = [("work", phase, None, None, ns) for phase, ns in path.phases_ns.items()]
+    rows += [("transfer", one.op, one.group, None, one.transfer_ns) for one in path.operations]
+    rows += [("rank", None, None, one.rank, one.work_ns) for one in path.ranks]
+    return [(*row, row[-1] / path.step_ns) for row in rows]
+
+
+def _pipeline(summary: Summary) -> list[tuple[Any, ...]]:
+    return [
+        (one.stage, one.microbatch, *_values(metric_registry.PIPELINE_ACTION, one))
+        for one in (summary.pipeline.per_action if summary.pipeline else ())
+    ]
+
+
+def _pipeline_steps(summary: Summary) -> list[tuple[Any, ...]]:
+    return [
+        (one.step, *_values(metric_registry.PIPELINE_STEP, one))
+        for one in (summary.pipeline.per_step if summary.pipeline else ())
+    ]
+
+
 def _groups(summary: Summary) -> list[tuple[Any, ...]]:
     return [
         (group.name, group.description, group.axis, len(group.ranks), " ".join(map(str, group.ranks)))
@@ -157,6 +247,20 @@ RESULTS: dict[str, tuple[tuple[Column, ...], Callable[[Summary], list[tuple[Any,
         lambda summary: [(row.phase, *_values(metric_registry.PHASE, row)) for row in summary.communication_phases],
     ),
     "message_sizes": (MESSAGE_SIZES, _message_sizes),
+    "part_bands": (
+        PART_BANDS,
+        lambda summary: [(band.part, *_values(metric_registry.PART_BAND, band)) for band in summary.part_bands],
+    ),
+    "pipeline": (PIPELINE, _pipeline),
+    "pipeline_steps": (PIPELINE_STEPS, _pipeline_steps),
+    "memory": (MEMORY, _memory),
+    "critical_path": (CRITICAL_PATH, _critical_path),
+    "lateness": (
+        LATENESS,
+        lambda summary: [
+            (row.group, *_values(metric_registry.LATENESS, row), row.last_rank) for row in summary.lateness
+        ],
+    ),
     "groups": (GROUPS, _groups),
     "stragglers": (
         STRAGGLERS,

@@ -3,15 +3,23 @@
 import shlex
 from collections.abc import Callable, Sequence
 
-from dtprof.analysis.results import ExchangeBalance, GroupResult, Summary
+from dtprof.analysis.results import ExchangeBalance, GroupResult, PipelineAction, PipelineStage, Summary
 from dtprof.formatting import format_count
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import DURATIONS, format_bytes, format_duration, format_share
 from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.pipeline_figure import explain_no_pipeline
 from dtprof.report.pages.page_dashboard import Dashboard, Panel
 from dtprof.report.pages.page_headline import knows_stragglers, split_topic, write_headline
 from dtprof.report.pages.page_markup import Markup, element, join
-from dtprof.report.pages.page_tables import number_column, render_plain_table, render_table, text_column, unit_column
+from dtprof.report.pages.page_tables import (
+    Column,
+    number_column,
+    render_plain_table,
+    render_table,
+    text_column,
+    unit_column,
+)
 
 Pages = Sequence[Dashboard]
 MAX_BALANCES = 8
@@ -159,6 +167,59 @@ def _render_balance(exchanges: ExchangeBalance) -> Markup:
             caption=title,
         ),
     )
+
+
+def render_pipeline_stages(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List the stages of the pipeline: time in a step by kind of action, and the bubbles before them."""
+    pipeline = source.summary.pipeline
+    if pipeline is None or not pipeline.per_stage:
+        return render_nothing(explain_no_pipeline(source.summary))
+    rows = pipeline.per_stage
+    columns = [number_column("stage", "stage", [row.stage for row in rows], _as_count), *_action_columns(rows)]
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+
+
+def render_pipeline_actions(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List each microbatch on each stage: its actions and the bubble before them."""
+    pipeline = source.summary.pipeline
+    if pipeline is None or not pipeline.per_action:
+        return render_nothing(explain_no_pipeline(source.summary))
+    rows = pipeline.per_action
+    columns = [
+        number_column("stage", "stage", [row.stage for row in rows], _as_count),
+        number_column("microbatch", "microbatch", [row.microbatch for row in rows], _as_count),
+        *_action_columns(rows),
+    ]
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+
+
+def _action_columns(rows: Sequence[PipelineStage] | Sequence[PipelineAction]) -> list[Column]:
+    return [
+        unit_column(f"{name}_ns", header, [getattr(row, f"{name}_ns") for row in rows], DURATIONS)
+        for name, header in (
+            ("forward", "forward"),
+            ("backward", "backward"),
+            ("weight", "weight gradients"),
+            ("bubble", "bubble"),
+        )
+    ]
+
+
+def render_part_bands(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List the parts of the step with their bands over ranks and over steps."""
+    rows = [band for band in source.summary.part_bands if band.over_ranks.p90 or band.over_steps.p90]
+    if not rows:
+        return render_nothing(NO_STEP_SUMS)
+    columns = [text_column("part", "part", [row.part.replace("_", " ") for row in rows])]
+    for name, title, bands in (
+        ("ranks", "ranks", [row.over_ranks for row in rows]),
+        ("steps", "steps", [row.over_steps for row in rows]),
+    ):
+        columns += [
+            unit_column(f"{name}_{which}", f"{title} {word}", [getattr(band, which) for band in bands], DURATIONS)
+            for which, word in (("p10", "10\u00a0%"), ("median", "median"), ("p90", "90\u00a0%"))
+        ]
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)
 
 
 def _name_group(name: str, groups: Sequence[GroupResult]) -> str:
