@@ -9,6 +9,7 @@ from dtprof.lint.sources import SCOPES, last_name, read_tree
 
 _BODIES = ("body", "orelse", "finalbody")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ def _take(statements: list[ast.stmt], after: ProgramPlace, places: dict[int, Pro
         for body, may_be_left_out in _bodies(statement):
             branch = body[0].lineno, body[-1].end_lineno or body[-1].lineno
             within = replace(inside, branches=(branch, *inside.branches)) if may_be_left_out else inside
+            if isinstance(body[-1], _LEAVING):
+                within = replace(within, following=frozenset())
             _take(body, within, places)
         if not isinstance(statement, SCOPES):
             following |= frozenset(_calls(statement))

@@ -43,3 +43,10 @@ def test_a_place_has_the_loops_and_the_branches_around_it(tmp_path: Path) -> Non
     assert (places[6].loops, places[6].branches) == (((4, 13),), ((6, 7),))
     assert (places[9].loops, places[9].branches) == (((4, 13),), ((9, 9),))
     assert (places[12].loops, places[12].branches) == (((4, 13),), ())  # a `with` leaves nothing out
+
+
+def test_nothing_follows_in_a_round_after_a_branch_that_leaves_it(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("for batch in data:\n    if bad(batch):\n        log()\n        continue\n    step()\n")
+    assert read_places(file)[3].following == frozenset()
+    assert read_places(file)[2].following == {("step", 5)}

@@ -1,12 +1,14 @@
-"""Ranks called new_group a different number of times, and it did not block this time."""
+"""Ranks called new_group a different number of times, or for other members, and it did not block this time."""
 
 from collections import Counter
 from collections.abc import Iterator
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
+from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.group_creation_mismatch import ADVICE
+from dtprof.formatting import list_ranks
 
 
 def find_creation_risk(case: Case) -> Iterator[Finding]:
@@ -45,4 +47,47 @@ def find_creation_risk(case: Case) -> Iterator[Finding]:
     )
 
 
-RULES: Declared = (Rule(kinds=("group-creation-mismatch",), stages=(Stage.RISK,), find=find_creation_risk),)
+def find_other_members(case: Case) -> Iterator[Finding]:
+    """Give the finding for a group that a rank makes of other members than the others, and that went well.
+
+    Ranks that each make a group of their own members differ as well. Where one asks for a group that it is no member
+    of, all ranks make every group, and have to make the same ones.
+    """
+    job = case.job
+    calls = {rank.rank: tuple(zip(rank.group_sites, rank.group_members, strict=True)) for rank in job.ranks.values()}
+    if not job.is_complete or job.missing or len({len(own) for own in calls.values()}) > 1:
+        return
+    for number in range(len(calls[min(calls)])):
+        here = {rank: own[number] for rank, own in calls.items()}
+        usual, most = Counter(here.values()).most_common(1)[0]
+        odd = tuple(sorted(rank for rank, call in here.items() if call[0] == usual[0] and call[1] != usual[1]))
+        alike = tuple(sorted(rank for rank, call in here.items() if call == usual))
+        members = _members(job, alike, str(number + 1))
+        if not odd or 2 * most <= len(here) or not all(call[1] for call in here.values()) or set(alike) <= members:
+            continue
+        line = here[odd[0]][0]
+        yield Finding(
+            kind="group-creation-mismatch",
+            severity="warning",
+            summary=f"{capitalised(odd)} made another group than the others{at_line(line)}, which have "
+            f"{list_ranks(tuple(sorted(members)))} in it; it did not hang this time: who is no member for the others "
+            "waits in it for ever.",
+            culprit_ranks=odd,
+            confidence=0.85,
+            call_sites={rank: site for rank in alike if (site := here[rank][0]) is not None},
+            culprit_call_sites={rank: site for rank in odd if (site := here[rank][0]) is not None},
+            evidence=(f"call number {number + 1} of new_group is for the same members on {list_ranks(alike)}",),
+            advice=("Compute the members of a group from the same numbers on every rank.",),
+        )
+
+
+def _members(job: JobState, ranks: tuple[int, ...], name: str) -> set[int]:
+    """Return the members of the group that these ranks have used by this name; all where none has used it."""
+    known = (key for rank in ranks for key in job.ranks[rank].groups if key.name == name and not key.instance)
+    return {*next((key.ranks for key in known), ranks)}
+
+
+RULES: Declared = (
+    Rule(kinds=("group-creation-mismatch",), stages=(Stage.RISK,), find=find_other_members),
+    Rule(kinds=("group-creation-mismatch",), stages=(Stage.RISK,), find=find_creation_risk),
+)

@@ -13,6 +13,7 @@ from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.wrong_group import find_call_of_absent, find_wrong_call
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
+from dtprof.job.own_pattern import usual_operation
 
 MAX_COMPARED = 50
 """Open collectives compared with each other for the order in which ranks issued them."""
@@ -34,7 +35,9 @@ def find_group_cycle(case: Case) -> Iterator[Finding]:
     counted = Counter(operation.group for operation in everyone.values())
     least = min(counted[operation.group] for operation in operations.values())
     few = tuple(rank for rank, operation in sorted(operations.items()) if counted[operation.group] == least)
-    culprits = few if 2 * len(few) < len(everyone) else cycle
+    odd = tuple(r for r, o in sorted(operations.items()) if usual_operation(job.ranks[r].operations, o) is not None)
+    # Who leaves the order of its own rounds deviates; where none does, or all, the fewest do.
+    culprits = odd if 0 < len(odd) < len(cycle) else few if 2 * len(few) < len(everyone) else cycle
     waiting = {rank: operation for rank, operation in everyone.items() if rank not in culprits}
     first = operations[culprits[0]]
     facts = [f"rank {r} waits in {operation_words(job, operation)}" for r, operation in sorted(operations.items())[:8]]

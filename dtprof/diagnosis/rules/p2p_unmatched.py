@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
-from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import ChannelEnd, Operation
-from dtprof.job.own_pattern import usual_operation
+from dtprof.job.own_pattern import NEWEST, usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
 
 CALLS = {
@@ -79,6 +79,8 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             if usual is None or not _is_other_end(usual, of=mine, rank=wait.rank) or _left_own_program(job, wait):
                 continue
             needed = "receive" if mine.op == "send" else "send"
+            if stuck is not None and _is_new_line(job.ranks[rank], stuck) and _follows(job, stuck, needed):
+                continue  # it makes it after a message that it never awaited there before: an order of its own
             if gone_on := _gone_on_after_as_many(job, wait, rank, stuck):
                 yield _surplus_finding(job, wait, rank, gone_on)
                 continue
@@ -96,6 +98,48 @@ def find_omitted(case: Case) -> Iterator[Finding]:
                 ),
                 advice=f"Make the {needed} on rank {rank} in every round: look for a branch around it.",
             )
+
+
+def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
+    """Give the finding for a message that a rank left out of an earlier round, and that its peer waits for in vain.
+
+    The messages after it took its place one by one, until the rank ended one message short.
+    """
+    job = case.job
+    for wait in case.unmet_messages[:MAX_ASKED]:
+        mine = wait.operation
+        for peer in (job.ranks[r] for r in wait.awaited[:MAX_ASKED] if r in job.ranks and job.ranks[r].finished):
+            if (place := _find_left_out(peer, of=mine, rank=wait.rank)) is None:
+                continue
+            usual, instead = place
+            needed = "receive" if mine.op == "send" else "send"
+            found = message_finding(
+                "p2p-unmatched",
+                f"Rank {peer.rank} left out a {needed}{at_line(usual.site)} that it makes with rank {wait.rank} in "
+                f"every round: later ones took the place of those before, and rank {wait.rank} waits for one more.",
+                job=job,
+                operations={wait.rank: mine},
+                culprits=(peer.rank,),
+                confidence=0.8,
+                facts=(
+                    f"rank {peer.rank} made {message_words(instead)} where {message_words(usual)} came before",
+                    f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}",
+                ),
+                advice=f"Make the {needed} on rank {peer.rank} in every round: look for a branch around it.",
+            )
+            yield explain(found, left)
+            return
+
+
+def _find_left_out(peer: RankState, *, of: Operation, rank: int) -> tuple[Operation, Operation] | None:
+    """Return the one message that a rank left out of its rounds as the other end, and what it did instead."""
+    own = peer.operations[-NEWEST:]
+    found = [
+        (usual, operation)
+        for at, operation in enumerate(own)
+        if (usual := usual_operation(own[: at + 1], operation)) is not None and _is_other_end(usual, of=of, rank=rank)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _gone_on_after_as_many(job: JobState, wait: Wait, peer: int, stuck: Operation | None) -> tuple[int, ...]:
@@ -136,8 +180,17 @@ def _surplus_finding(job: JobState, wait: Wait, peer: int, gone_on: tuple[int, .
 
 def _posts_later(job: JobState, stuck: Operation | None, needed: str) -> bool:
     """Say whether the source makes the other end of a message after the collective that a rank is in."""
-    place = job.place_in_source(stuck.site) if stuck is not None and not stuck.p2p else None
+    return stuck is not None and not stuck.p2p and _follows(job, stuck, needed)
+
+
+def _follows(job: JobState, stuck: Operation, needed: str) -> bool:
+    """Say whether the source makes an end of a message after the line of an operation, in its round of the loop."""
+    place = job.place_in_source(stuck.site)
     return place is not None and any(name in CALLS[needed] for name, _ in place.following)
+
+
+def _is_new_line(rank: RankState, operation: Operation) -> bool:
+    return not any(o.site == operation.site and o.issued_ns < operation.issued_ns for o in rank.operations)
 
 
 def _late_finding(job: JobState, wait: Wait, peer: int, needed: str) -> Finding:
@@ -174,4 +227,5 @@ def _comes_soon(job: JobState, rank: int) -> bool:
 RULES: Declared = (
     Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_omitted),
     Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_unmatched),
+    Refinement(kinds=("p2p-unmatched",), causes=("rank-exited",), stages=(Stage.WAIT, Stage.LATE), refine=explain_exit),
 )

@@ -1,12 +1,14 @@
 """Stages of a pipeline run different schedules or numbers of microbatches."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import call_sites, fewest_steps, places_of, victims
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, capitalised, explain, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, wait_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
+from dtprof.records.tables import Site
 
 
 def _find_other_plans(job: JobState) -> Finding | None:
@@ -26,10 +28,32 @@ def _plans(job: JobState) -> dict[int, tuple[str, int]]:
     }
 
 
+def _find_other_calls(job: JobState) -> Finding | None:
+    """Return the finding for stages that are in a step called at another line than that of most.
+
+    Where most have come to that line, too, and are past it or not there yet: stages that never share lines say nothing.
+    """
+    calls: dict[int, Site] = {}
+    for rank in job.ranks.values():
+        now = rank.first_blocking
+        if not rank.passes or now is None or not now.p2p or now.site is None:
+            return None  # an evaluation is no step of the schedule, and leaves messages only
+        calls[rank.rank] = now.site
+    lines = {rank: (site.file, site.line) for rank, site in calls.items()}
+    (usual, most), *_ = Counter(lines.values()).most_common(1) or [(None, 0)]
+    others = {line for line in lines.values() if line != usual}
+    there = next((job.ranks[rank] for rank, line in lines.items() if line == usual), None)
+    if there is None or not others or 2 * most <= len(calls):
+        return None
+    if not others <= {(o.site.file, o.site.line) for o in there.operations if o.site is not None}:
+        return None
+    return _pipeline_finding(job, {rank: f"the step called{at_line(site)}" for rank, site in calls.items()})
+
+
 def find_pipeline_mismatch(case: Case) -> Iterator[Finding]:
     """Give the finding for ranks of a pipeline whose plans, or numbers of microbatches run, differ."""
     job = case.job
-    if (other := _find_other_plans(job)) is not None:
+    if (other := _find_other_plans(job) or _find_other_calls(job)) is not None:
         yield other
         return
     ranks = {rank.rank: rank for rank in job.ranks.values() if rank.passes}

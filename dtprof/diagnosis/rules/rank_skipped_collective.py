@@ -162,10 +162,16 @@ def _skipped(
                 return None  # of two, the one that left its own pattern tells nothing of what the other skipped
             if _are_called_from_one_line((reference, a), (rank, b)) or _is_called_later(job, rank, reference, a):
                 return None  # its source comes to it after all: an order of its own, no skip
+            if _is_one_call_on_two_groups(a, b):
+                return None  # the line takes groups by turns: another order, or the wrong handle
             # The same line with another size than ever before is a size mismatch, not a call that others skipped.
             goes_on = bool(steps) or (is_usual and a.label != b.label and program.came_here(at, b))
-            if not goes_on and is_usual and _are_around_a_loop(job, (reference, a), (rank, b)):
-                goes_on = keeps_pattern(theirs, there) is not True
+            if not goes_on and is_usual and keeps_pattern(theirs, there) is not True:
+                goes_on = _are_around_a_loop(job, (reference, a), (rank, b)) or (
+                    at > 0
+                    and all(o.site != b.site for o in theirs[:there])
+                    and _is_left_out_of_the_round(job, (reference, a), (rank, b), after=ours[at - 1])
+                )
             if not goes_on or _made(theirs, there, a, program.distance(at, b)):
                 return None
             return Skip(operation=a, fits_steps=not steps or _fits_steps(a, b, steps, theirs, there))
@@ -256,6 +262,10 @@ def _are_called_from_one_line(*calls: tuple[RankState, Operation]) -> bool:
     return are_two and callers == others
 
 
+def _is_one_call_on_two_groups(a: Operation, b: Operation) -> bool:
+    return a.site is not None and (a.site, a.op, a.step) == (b.site, b.op, b.step) and a.group != b.group
+
+
 def _is_called_later(job: JobState, rank: RankState, reference: RankState, wanted: Operation) -> bool:
     """Say whether the source calls the function of an operation after the line that a rank's stack is at.
 
@@ -275,11 +285,8 @@ def _are_around_a_loop(job: JobState, inside: tuple[RankState, Operation], past:
     The one inside has not left the loop where it would have come to the call of the other, which no branch leaves out.
     Else it may have, and be in the next round of a loop around both: then the other must have run out of batches first.
     """
-    a, b = ([*reversed(_frames(rank, operation))] for rank, operation in (inside, past))
-    common = 0
-    while common < min(len(a), len(b)) - 1 and a[common] == b[common]:
-        common += 1
-    if not a or not b or (a[common].file, a[common].function) != (b[common].file, b[common].function):
+    a, b, common = _align_frames(inside, past)
+    if common is None:
         return False
     x, y = a[common].line, b[common].line
     here, around = job.place_in_source(a[common]), [*filter(None, map(job.place_in_source, a[:common]))]
@@ -292,6 +299,42 @@ def _are_around_a_loop(job: JobState, inside: tuple[RankState, Operation], past:
     branches = {*there[0].branches}.difference(here.branches).union(*(place.branches for place in there[1:]))
     is_in_round = any(last >= y for last in ends) or any(place.loops for place in around)
     return not branches or not is_in_round or past[0].exhausted > inside[0].exhausted
+
+
+def _is_left_out_of_the_round(
+    job: JobState, usual: tuple[RankState, Operation], instead: tuple[RankState, Operation], *, after: Operation
+) -> bool:
+    """Say whether the source comes to the call of one rank later in a round, and from that of the other no more.
+
+    As from a branch that ends in `continue`, before the calls of the rest of the round.
+    """
+    a, b, common = _align_frames(usual, instead)
+    if (
+        common is None
+        or after.site is None
+        or (after.site.file, after.site.function)
+        != (
+            a[common].file,
+            a[common].function,
+        )
+    ):
+        return False
+    here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
+    if here is None or there is None or here.loops != there.loops or not set(here.branches) <= set(there.branches):
+        return False  # a branch of its own is no rest of the round that the other left out
+    x, y = a[common].line, b[common].line
+    return after.site.line < min(x, y) and all(line != x for _, line in there.following)
+
+
+def _align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[Site], int | None]:
+    """Return the frames of two calls, outermost first, and where they are in one function at two lines, or None."""
+    a, b = ([*reversed(_frames(rank, operation))] for rank, operation in calls)
+    common = 0
+    while common < min(len(a), len(b)) - 1 and a[common] == b[common]:
+        common += 1
+    if not a or not b or a[common].line == b[common].line:
+        return a, b, None
+    return a, b, common if (a[common].file, a[common].function) == (b[common].file, b[common].function) else None
 
 
 def _frames(rank: RankState, operation: Operation) -> tuple[Site, ...]:

@@ -112,6 +112,12 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
             for rank, own in codes.items()
             if (shift := _added_before_the_end(codes[reference], own, cut[reference], cut[rank])) is not None
         }
+    if not shifts and len(cut) > 2:
+        shifts = {
+            rank: shift
+            for rank, own in codes.items()
+            if (shift := _more_rounds(codes[reference], own, surplus=_surplus(job, cut, rank))) is not None
+        }
     if not shifts:
         early = _find_early_step(cut, reference, shortest) if clock == "step" and not job.went_wrong else None
         if early is None:
@@ -235,6 +241,17 @@ def _added_before_the_end(reference: Codes, own: Codes, reference_table: Array, 
         if same_sizes and np.array_equal(reference[theirs], own[mine]):
             return Shift(at=at, by=by)
     return None
+
+
+def _more_rounds(reference: Codes, own: Codes, *, surplus: int) -> Shift | None:
+    """Find calls at lines that all use which a rank makes more often before it comes to what all others end with."""
+    if not surplus or len(own) != len(reference) + surplus:
+        return None
+    differs = np.flatnonzero(reference != own[: len(reference)])
+    at = int(differs[0]) if len(differs) else len(reference)
+    again = own[at : at + surplus]
+    fits = at < len(reference) and np.array_equal(reference[at:], own[at + surplus :])
+    return Shift(at=at, by=surplus) if fits and np.isin(again, reference[:at]).all() else None
 
 
 def _history(table: Array, at: int) -> int:

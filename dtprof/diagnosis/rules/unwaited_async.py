@@ -211,9 +211,11 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
 def _are_some_of_each_step(steps: npt.NDArray[np.int64], unused: Mask) -> bool:
     """Say whether of the handles of one line the same ones are dropped in each step, and others are waited for.
 
-    As where a list of handles is begun anew for each layer. The newest step may not be over.
+    As where a list of handles is begun anew for each layer. The newest step may not be over. Where the program makes no
+    steps, those up to one that is waited for are a round.
     """
-    parts = np.split(unused, np.flatnonzero(np.diff(steps)) + 1)[:-1]
+    ends = np.diff(steps) != 0
+    parts = np.split(unused, np.flatnonzero(ends if ends.any() else ~unused[:-1]) + 1)[:-1]
     return len(parts) >= MIN_STEPS and bool(parts[0].any()) and all(np.array_equal(part, parts[0]) for part in parts)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
@@ -18,6 +18,9 @@ from dtprof.records.tables import Site
 
 def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: dict[int, Operation]) -> Finding | None:
     """Return the finding for a rank that made the call of its peers, at the same line, on another group than ever."""
+    for rank, mine in operations.items():
+        if newer := _newer_groups(job, rank, mine, everyone):
+            return _wrong_finding(job, rank, mine, newer, everyone)
     for rank, mine in operations.items():
         if mine.site is None or _used_before(job, mine, mine.group) or _comes_next(job, rank, mine):
             continue
@@ -35,6 +38,25 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
             continue
         return _wrong_finding(job, rank, mine, usual, everyone)
     return None
+
+
+def _newer_groups(job: JobState, rank: int, mine: Operation, everyone: dict[int, Operation]) -> dict[int, Operation]:
+    """Return the calls of most ranks at the same line on a group that is new there, where each group has had its time.
+
+    As where every epoch makes a group: the line took one after the other, and never went back to an older one.
+    """
+    own = job.ranks[rank]
+    used = [key for key, _ in groupby(o.group for o in own.operations if (o.site, o.op) == (mine.site, mine.op))]
+    peers = {
+        r: o
+        for r, o in everyone.items()
+        if (o.site, o.op) == (mine.site, mine.op)
+        and o.group not in used
+        and rank in o.group.ranks
+        and own.groups_made >= job.ranks[r].groups_made
+    }
+    by_turns = mine.site is not None and len(used) > 1 and len(set(used)) == len(used) and used[-1] == mine.group
+    return peers if by_turns and 2 * len(peers) > len(everyone) else {}
 
 
 def _is_made_once(job: JobState, site: Site) -> bool:

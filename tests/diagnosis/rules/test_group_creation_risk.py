@@ -41,3 +41,30 @@ def test_a_group_that_not_all_ranks_made_is_a_risk_though_it_went_well(made: Seq
         assert {site.line for site in finding.call_sites.values()} == {71}
     ranks[2].dropped_events = 100  # it may have made the other one, too
     assert kinds_after_success(ranks) == []
+
+
+MEMBERS = {"01": 11, "012": 12, "23": 13}
+"""What stands for the members in the calls."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "culprits"),
+    [
+        (("01", "01", "012", "01"), (2,)),
+        (("01", "01", "01", "01"), None),
+        (("01", "01", "23", "23"), None),  # each makes the group of its own
+        (("01", "01", "23", "01"), (2,)),
+    ],
+)
+def test_a_group_of_other_members_on_one_rank_is_a_risk_where_all_make_every_group(
+    asked: Sequence[str], culprits: tuple[int, ...] | None
+) -> None:
+    ranks = ranks_in_step(4, 1)
+    for rank, members in zip(ranks, asked, strict=True):
+        rank.span(events.NEW_GROUP, 1100, 1101, site=rank.site(line=70), microbatch=MEMBERS[members])
+        if rank.rank < 2:
+            rank.op("all_reduce", 1200, 1209, group=rank.group("1", (0, 1)), site=rank.site("all_reduce", line=71))
+    findings = judge(ranks, exit_status=0, stalled=False).findings
+    assert [(f.kind, f.culprit_ranks) for f in findings] == (
+        [("group-creation-mismatch", culprits)] if culprits else []
+    )

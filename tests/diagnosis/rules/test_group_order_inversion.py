@@ -1,6 +1,7 @@
 """Ranks wait for one another in groups that they entered in opposite orders."""
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.verdict import decide
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, in_two_groups
 
@@ -64,3 +65,19 @@ def test_a_line_that_always_used_one_group_and_now_another_is_the_wrong_group() 
         rank.op("all_reduce", 300, None, returned=301, group=groups[rank.rank == 1], site=site, nbytes=8)
     finding = found_by("group_order_inversion", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("wrong-group", (1,), (0, 2))
+
+
+def test_of_two_ranks_in_a_cycle_the_one_that_leaves_its_own_order_is_the_culprit() -> None:
+    # A pair, then all, at one line; rank 1 takes them the other way round in its fourth round.
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    for rank in ranks:
+        team = rank.group("pair", (0, 1) if rank.rank < 2 else (2, 3))
+        site = rank.site("all_reduce", line=30)
+        for t in (0, 100, 200):
+            rank.op("all_reduce", t, t + 9, group=team, site=site, nbytes=8)
+            rank.op("all_reduce", t + 10, t + 19, site=site, nbytes=8)
+        if rank.rank >= 2:
+            rank.op("all_reduce", 300, 309, group=team, site=site, nbytes=8)
+        rank.op("all_reduce", 310, group=team if rank.rank == 0 else 0, site=site, nbytes=8)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("group-order-inversion", (1,))

@@ -3,7 +3,7 @@
 import pytest
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, SourcePlace
 from dtprof.diagnosis.rules.p2p_unmatched import find_omitted
 from dtprof.diagnosis.verdict import decide
 from tests.diagnosis.judging import build_job, found_by, message, pair
@@ -93,3 +93,43 @@ def test_of_two_ranks_that_both_receive_the_one_that_left_its_pattern_is_named()
 
 def test_ranks_that_keep_to_their_patterns_leave_out_nothing() -> None:
     assert not [*find_omitted(Case(exchanging(omits=False)))]
+
+
+def test_a_message_left_out_of_an_earlier_round_explains_that_a_peer_waits_for_one_that_ended() -> None:
+    ranks = pair()
+    for rank in ranks:
+        for step in range(6):
+            t = step * 100
+            is_last = step == 5
+            if rank.rank == 0:
+                message(rank, "recv", 1, t, t + 9, line=4)
+                if step != 3:
+                    message(rank, "send", 1, t + 10, t + 19, line=5)
+            else:
+                message(rank, "send", 0, t, t + 9, line=6)
+                message(rank, "recv", 0, t + 10, None if is_last else t + 19, line=7)
+    ranks[0].closed = True
+    finding = decide(build_job(ranks, exit_status=1)).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-unmatched", (0,), (1,))
+    assert "left out a send" in finding.summary
+
+
+@pytest.mark.parametrize(("following", "kind"), [("recv", "p2p-deadlock-cycle"), ("print", "p2p-unmatched")])
+def test_a_message_that_the_source_makes_after_a_new_one_is_late_and_not_left_out(following: str, kind: str) -> None:
+    ranks = pair(3)
+    for t in (0, 100, 200):
+        message(ranks[0], "send", 1, t, t + 9, line=4)
+        message(ranks[1], "recv", 0, t, t + 9, line=5)
+        message(ranks[1], "send", 2, t + 10, t + 19, line=6)
+        message(ranks[2], "recv", 1, t + 10, t + 19, line=7)
+        message(ranks[2], "send", 1, t + 20, t + 29, line=8)
+        message(ranks[1], "recv", 2, t + 20, t + 29, line=9)
+    message(ranks[0], "send", 1, 300, line=4)
+    message(ranks[1], "recv", 2, 300, line=3)
+    message(ranks[2], "recv", 1, 300, line=7)
+
+    def place(_: str, line: int) -> SourcePlace:
+        return SourcePlace(in_loop=True, following=frozenset({(following, 5)}) if line == 3 else frozenset())
+
+    finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1, 2) if following == "recv" else (1,))

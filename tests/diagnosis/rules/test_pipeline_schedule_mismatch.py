@@ -69,3 +69,17 @@ def test_stages_with_other_numbers_of_microbatches_or_other_schedules_disagree(p
     finding = found_by("pipeline_schedule_mismatch", build_job(ranks, exit_status=None))[0]
     assert finding.kind == "pipeline-schedule-mismatch"
     assert (1 in finding.culprit_ranks) or plan == "1F1B"
+
+
+@pytest.mark.parametrize(("line", "is_found"), [(10, True), (40, False)])
+def test_a_stage_in_a_step_that_the_others_are_past_is_a_mismatch(line: int, *, is_found: bool) -> None:
+    # Ranks 0 and 1 evaluate at line 20; the last stage is in the training step that they made at line 10.
+    ranks = pair(3)
+    for rank in ranks:
+        rank.pipelines[1] = Pipeline(schedule="GPipe", num_stages=3, stages=(rank.rank,), num_microbatches=1)
+        rank.span(events.PP_STEP, 0, 50, microbatch=1)
+        rank.span(events.PP_FORWARD, 0, 5, stage=rank.rank, microbatch=0)
+        message(rank, "recv", (rank.rank - 1) % 3, 6, 9, line=10)
+        message(rank, "recv", (rank.rank - 1) % 3, 100, line=line if rank.rank == 2 else 20)
+    findings = found_by("pipeline_schedule_mismatch", build_job(ranks, exit_status=None))
+    assert [finding.culprit_ranks for finding in findings] == ([(2,)] if is_found else [])

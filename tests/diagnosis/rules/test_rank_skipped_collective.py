@@ -246,3 +246,25 @@ def test_a_round_skipped_by_a_single_layer_shows_in_its_backward_passes() -> Non
         rank.closed = rank.rank == 1
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+
+
+@pytest.mark.parametrize(("rest", "kind"), [((), "rank-skipped-collective"), ((15,), "collective-order-mismatch")])
+def test_a_call_in_a_branch_that_leaves_the_round_skips_what_the_others_are_in(
+    rest: tuple[int, ...], kind: str
+) -> None:
+    # Line 10 gathers, line 15 scatters, line 20 reduces; rank 1 reduces at line 12 and goes on with its next round.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        for t in (0, 100, 200):
+            calls = (("all_gather", 10), ("reduce_scatter", 15), ("all_reduce", 20))
+            for i, (name, line) in enumerate(calls if t < 200 else calls[:1]):
+                rank.op(name, t + 10 * i, t + 10 * i + 9, site=rank.site(name, line=line), nbytes=8)
+        name, line = ("all_reduce", 12) if rank.rank == 1 else ("reduce_scatter", 15)
+        rank.op(name, 300, site=rank.site(name, line=line), nbytes=8)
+
+    def place(_: str, line: int) -> SourcePlace:
+        following = frozenset(("call", other) for other in rest) if line == 12 else frozenset()
+        return SourcePlace(in_loop=True, following=following, loops=((9, 21),))
+
+    finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))

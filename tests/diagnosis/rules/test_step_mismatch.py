@@ -225,3 +225,16 @@ def test_an_optimizer_step_before_the_calls_of_one_round_alone_is_one_too_many(
             logged(rank, now, 100 * step)
     found = found_by("step_mismatch", build_job(ranks, exit_status=0, stalled=False))
     assert [finding.culprit_ranks for finding in found] == ([culprits] if culprits else [])
+
+
+def test_a_rank_that_makes_a_round_more_than_all_others_before_the_last_call_is_a_round_behind() -> None:
+    # As one that started from an older checkpoint; the others have ended.
+    ranks = [RankBuilder(rank, 3, closed=rank != 1) for rank in range(3)]
+    for rank in ranks:
+        rounds = 5 + (rank.rank == 1)
+        for i in range(rounds):
+            rank.op("all_reduce", i * STEP, i * STEP + 9, site=rank.site("all_reduce", line=10), nbytes=8)
+        done = None if rank.rank == 1 else rounds * STEP + 9
+        rank.op("all_reduce", rounds * STEP, done, site=rank.site("all_reduce", line=20), nbytes=8)
+    finding = found_by("step_mismatch", build_job(ranks, exit_status=1))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 5)

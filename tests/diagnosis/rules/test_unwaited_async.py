@@ -56,6 +56,19 @@ def test_handles_that_all_ranks_drop_are_named_with_their_line() -> None:
     assert "6 times" in finding.summary
 
 
+@pytest.mark.parametrize(("waited", "is_found"), [((2, 5, 8), True), ((2, 4, 8), False)])
+def test_where_the_program_makes_no_steps_a_round_ends_with_the_handle_that_is_waited_for(
+    waited: Sequence[int], *, is_found: bool
+) -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for i in range(9):
+            t, site = 100 * i, rank.site("all_reduce", line=40)
+            waits = (t + 1, t + 50) if i in waited else None
+            rank.op("all_reduce", t, t + 50, is_async=True, waits=waits, site=site)
+    assert kinds_after_success(ranks) == (["unwaited-async"] if is_found else [])
+
+
 def test_an_abort_at_the_end_of_the_interpreter_is_a_consequence_of_a_dropped_handle() -> None:
     verdict = judge(dropping(), statuses={1: (-6, 9000)}, exit_status=1, stalled=False)
     finding = verdict.findings[0]

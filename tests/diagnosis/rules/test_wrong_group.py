@@ -2,6 +2,7 @@
 
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.verdict import decide
+from dtprof.records import events
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, judge, pair
 
@@ -103,3 +104,18 @@ def test_a_call_on_a_group_of_others_that_torch_leaves_out_explains_why_its_peer
     finding = decide(job).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("wrong-group", (2,), (0, 1))
     assert finding.culprit_call_sites[2].line == 30
+
+
+def test_a_call_on_the_group_of_the_epoch_before_is_on_the_wrong_group() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        site = rank.site("all_reduce", line=30)
+        groups = [rank.group(str(epoch + 1), range(3)) for epoch in range(3)]
+        for epoch in range(3):
+            rank.span(events.NEW_GROUP, 1000 * epoch, 1000 * epoch + 9, site=rank.site("new_group", line=20))
+        for epoch in range(2):
+            for t in (100, 200):
+                rank.op("all_reduce", 1000 * epoch + t, 1000 * epoch + t + 9, group=groups[epoch], site=site, nbytes=8)
+        rank.op("all_reduce", 2100, group=groups[1 if rank.rank == 2 else 2], site=site, nbytes=8)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("wrong-group", (2,), (0, 1))

@@ -425,8 +425,8 @@ def a_halo_that_one_edge_does_not_send(rank: int) -> None:
             plan += [dist.P2POp(dist.irecv, torch.ones(4), rank + 1)]
             if not (rank == 0 and step == 2):
                 plan += [dist.P2POp(dist.isend, torch.ones(4), rank + 1)]
-        for work in dist.batch_isend_irecv(plan):
-            work.wait()  # here
+        for work in dist.batch_isend_irecv(plan):  # here
+            work.wait()
 
 
 # Two faults at once
@@ -480,7 +480,7 @@ def a_preemption_notice_that_one_rank_obeys_alone(rank: int) -> None:
 def killed_for_memory_while_experts_exchange(rank: int) -> None:
     for step in range(5):
         if rank == 1 and step == 3:
-            subprocess.run(["kill", "-9", str(os.getpid())], check=False)  # here
+            subprocess.run(["kill", "-9", str(os.getpid())], check=False)
             time.sleep(30)
         dist.all_to_all_single(torch.empty(8), torch.ones(8))
 
@@ -638,3 +638,30 @@ def a_monitored_barrier_beside_a_lock(rank: int) -> None:
             lock.acquire()
             lock.acquire()  # here
         dist.monitored_barrier(timeout=datetime.timedelta(seconds=2))
+
+
+@faulty("p2p-deadlock-cycle", 2, 3, ranks=4)  # gloo's sends wait for the receive
+def a_schedule_of_one_forward_and_one_backward_by_hand(rank: int) -> None:
+    value, micros = torch.ones(16), 6
+    ahead = min(3 - rank, micros)
+
+    def forward() -> None:
+        if rank > 0:
+            dist.recv(value, src=rank - 1)
+        if rank < 3:
+            dist.send(value, dst=rank + 1)  # here
+
+    def backward() -> None:
+        if rank < 3:
+            dist.recv(value, src=rank + 1)
+        if rank > 0:
+            dist.send(value, dst=rank - 1)  # here
+
+    for _ in range(2):
+        for _ in range(ahead):
+            forward()
+        for _ in range(micros - ahead):
+            forward()
+            backward()
+        for _ in range(ahead):
+            backward()

@@ -362,33 +362,6 @@ def two_buffers_by_turns(_: int) -> None:
 # Messages
 
 
-@healthy(ranks=4)
-def a_schedule_of_one_forward_and_one_backward_by_hand(rank: int) -> None:
-    value, micros = torch.ones(16), 6
-    ahead = min(3 - rank, micros)
-
-    def forward() -> None:
-        if rank > 0:
-            dist.recv(value, src=rank - 1)
-        if rank < 3:
-            dist.send(value, dst=rank + 1)
-
-    def backward() -> None:
-        if rank < 3:
-            dist.recv(value, src=rank + 1)
-        if rank > 0:
-            dist.send(value, dst=rank - 1)
-
-    for _ in range(2):
-        for _ in range(ahead):
-            forward()
-        for _ in range(micros - ahead):
-            forward()
-            backward()
-        for _ in range(ahead):
-            backward()
-
-
 @healthy()
 def chunks_numbered_alike(rank: int) -> None:
     for _ in range(3):
