@@ -40,10 +40,12 @@ def _find_other_calls(job: JobState) -> Finding | None:
             return None  # an evaluation is no step of the schedule, and leaves messages only
         calls[rank.rank] = now.site
     lines = {rank: (site.file, site.line) for rank, site in calls.items()}
-    (usual, most), *_ = Counter(lines.values()).most_common(1) or [(None, 0)]
-    others = {line for line in lines.values() if line != usual}
-    there = next((job.ranks[rank] for rank, line in lines.items() if line == usual), None)
-    if there is None or not others or 2 * most <= len(calls):
+    if len(set(lines.values())) < 2:
+        return None
+    usual, most = Counter(lines.values()).most_common(1)[0]
+    others = set(lines.values()) - {usual}
+    there = next(job.ranks[rank] for rank, line in lines.items() if line == usual)
+    if 2 * most <= len(calls):
         return None
     if not others <= {(o.site.file, o.site.line) for o in there.operations if o.site is not None}:
         return None
