@@ -224,6 +224,7 @@ TARGETS: dict[str, Target] = {
     "logs": Target(seeds=_log_seeds, check=_check_log, max_bytes=2048, words=(b"[rank1]: ", b"1: ", b"\x1b[0m", b"\r")),
     "kineto": Target(seeds=_sample("host", "kineto"), check=_check_import, max_bytes=8192, words=_JSON_WORDS),
     "horovod": Target(seeds=_sample("horovod"), check=_check_import, words=_JSON_WORDS),
+    "xplane": Target(seeds=_sample("xplane"), check=_check_import, max_bytes=2048),
     "xla": Target(seeds=_sample("xla"), check=_check_import, words=_JSON_WORDS),
     "stragglers": Target(seeds=_table_seeds, check=_check_table, max_bytes=16384),
     "run": Target(seeds=_run_seeds, check=_check_run, max_bytes=schema.HEADER_SIZE + 600, words=_JSON_WORDS),

@@ -20,6 +20,7 @@ from dtprof.interchange.importers.imported_run import write_imported
 from dtprof.records.reader import open_run
 from tests.interchange.test_kineto_traces import host_step, trace
 from tests.interchange.test_other_formats import dump, straggler_table, timeline, xla
+from tests.interchange.test_xplane_files import GROUPS, space
 
 ODD = (None, -1, 2**70, 1e300, "", "x" * 50, [], {}, [[]], True, float("nan"), "\ud800", -(2**63), 0.5, {"a": [1]})
 
@@ -32,6 +33,7 @@ def samples(folder: Path) -> dict[str, bytes]:
         "host": trace(0, host_step(0), host_name="a").encode(),
         "horovod": timeline().encode(),
         "xla": json.dumps(xla(told=True)).encode(),
+        "xplane": space(GROUPS["rows"]),
         "dump": json.dumps(dump(0, [0, 10, 20])).encode(),
         "pickle": pickle.dumps(dump(0, [0, 10, 20])),
         "parquet": straggler_table(folder / "table").read_bytes(),

@@ -10,7 +10,7 @@ from tests.interchange import damage
 TRIALS = 40
 
 
-@pytest.mark.parametrize("kind", ["kineto", "host", "horovod", "xla", "dump", "pickle", "parquet"])
+@pytest.mark.parametrize("kind", ["kineto", "host", "horovod", "xla", "xplane", "dump", "pickle", "parquet"])
 def test_damage_gives_a_sentence_or_what_is_left(tmp_path: Path, kind: str) -> None:
     data = damage.samples(tmp_path)[kind]
     assert damage.try_one(data, tmp_path, whole=True) is None

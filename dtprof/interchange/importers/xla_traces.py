@@ -1,9 +1,10 @@
-"""Traces of the XLA profiler (JAX, TensorFlow), `.trace.json.gz`, one for each host, as a run: a rank is a device.
+"""Profiles of XLA (JAX, TensorFlow), `.xplane.pb` or `.trace.json.gz`, one for each host, as a run: a rank is a device.
 
 Operations of the compiled program carry its name for them (hlo_op). Collectives that the compiler split in a start and
 a done last from one to the other; everything else that ran on the device computed.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,9 +29,11 @@ from dtprof.interchange.importers.imported_records import (
     merge_intervals,
 )
 from dtprof.interchange.importers.trace_stream import TraceFile, is_json
+from dtprof.interchange.importers.xplane_files import TraceEvent, is_xplane, read_events
 from dtprof.records import events, schema
 
 FORMAT = "XLA"
+_XPLANE, _JSON = ".xplane.pb", ".trace.json.gz"
 _MARKS = (b'"/host:', b'"/device:', b"highres-ticks", b"hlo_op", b"hlo_module")
 _COLLECTIVE = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
@@ -39,7 +42,9 @@ _COLLECTIVE = re.compile(
 _WRAPPER = re.compile(r"(while|conditional|call|async-start|async-done|async-update)([.\d]+)?$")
 _DEVICE = re.compile(r"/device:(\w+):(\d{1,6})")
 _GROUPS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
-_RESULT = re.compile(r"=\s*\(?(\w+)\[([\d,]*)\]")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_RESULT = re.compile(r"=\s*(\((?:[^()]|\([^()]*\))*\)|\S+)")
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 NAMES = {"collective-broadcast": "broadcast", "ragged-all-to-all": "all_to_all"}
 NOT_RECORDED = "?"
 
@@ -61,6 +66,7 @@ class _Collective:
     """One collective of a device, us."""
 
     op: str
+    is_split: bool  # in a start and a done
     begin: float
     end: float
     text: str  # of the instruction; empty where the trace has none
@@ -94,7 +100,7 @@ def import_xla(files: Sequence[Path]) -> ImportedRun:
     Raises:
         NotATraceError: one holds no operation of a compiled program.
     """
-    hosts = [_read(file) for file in files]
+    hosts = [_read(file) for file in _without_twins(files)]
     ranks: list[ImportedRank] = []
     size = sum(len(host.devices) for host in hosts)
     if size > MAX_WORLD_SIZE:
@@ -107,25 +113,48 @@ def import_xla(files: Sequence[Path]) -> ImportedRun:
     )
 
 
+def _without_twins(files: Sequence[Path]) -> list[Path]:
+    """Return the files without the JSON of profiles that are there as protobuf, too: that tells more."""
+    twins = {file.with_name(file.name.removesuffix(_XPLANE) + _JSON) for file in files if file.name.endswith(_XPLANE)}
+    return [file for file in files if file not in twins]
+
+
 def _read(path: Path) -> _Host:
-    file = TraceFile(path, Event)
-    host = _Host(path=path, problems=file.problems)
-    for events_of_piece in file.events():
-        for event in events_of_piece:
-            arguments = event.args if isinstance(event.args, dict) else {}
-            if event.ph == "M":
-                _take_name(host, event, arguments)
-            elif event.ph == "X" and abs(event.ts) < 1e15 and 0 <= event.dur < 1e15:
-                _take(host, event, arguments)
+    with path.open("rb") as file:
+        host, count = _read_xplane(path) if is_xplane(file.read(1 << 20)) else _read_json(path)
     if not host.devices:
         raise NotATraceError(
-            f"{path} holds no operation of a compiled program (hlo_op) among {file.count:,} events; expected the "
-            "trace.json.gz that jax.profiler.trace writes. Record steps that run on the devices."
+            f"{path} holds no operation of a compiled program (hlo_op) among {count:,} events; expected the "
+            "xplane.pb or trace.json.gz that jax.profiler.trace writes. Record steps that run on the devices."
         )
     return host
 
 
-def _take_name(host: _Host, event: Event, arguments: Mapping[str, Any]) -> None:
+def _read_xplane(path: Path) -> tuple[_Host, int]:
+    host, count = _Host(path=path, problems=[]), 0
+    for event in read_events(path):
+        count += event.ph == "X"
+        _sort(host, event, event.args)
+    return host, count
+
+
+def _read_json(path: Path) -> tuple[_Host, int]:
+    file = TraceFile(path, Event)
+    host = _Host(path=path, problems=file.problems)
+    for events_of_piece in file.events():
+        for event in events_of_piece:
+            _sort(host, event, event.args if isinstance(event.args, dict) else {})
+    return host, file.count
+
+
+def _sort(host: _Host, event: Event | TraceEvent, arguments: Mapping[str, Any]) -> None:
+    if event.ph == "M":
+        _take_name(host, event, arguments)
+    elif event.ph == "X" and abs(event.ts) < 1e15 and 0 <= event.dur < 1e15:
+        _take(host, event, arguments)
+
+
+def _take_name(host: _Host, event: Event | TraceEvent, arguments: Mapping[str, Any]) -> None:
     name = arguments.get("name")
     if event.name == "process_name" and isinstance(name, str) and (match := _DEVICE.search(name)):
         host.processes[event.pid] = int(match[2])
@@ -133,7 +162,7 @@ def _take_name(host: _Host, event: Event, arguments: Mapping[str, Any]) -> None:
         host.step_lines.add((event.pid, event.tid))
 
 
-def _take(host: _Host, event: Event, arguments: Mapping[str, Any]) -> None:
+def _take(host: _Host, event: Event | TraceEvent, arguments: Mapping[str, Any]) -> None:
     times = (event.ts, event.ts + event.dur)
     step = arguments.get("step_num")
     if (event.pid, event.tid) in host.step_lines:
@@ -159,7 +188,8 @@ def _take(host: _Host, event: Event, arguments: Mapping[str, Any]) -> None:
     if half == "-done" and pair in device.started:
         device.started.pop(pair).end = times[1]
         return
-    collective = _Collective(op=NAMES.get(kind, kind.replace("-", "_")), begin=times[0], end=times[1], text=text)
+    name = NAMES.get(kind, kind.replace("-", "_"))
+    collective = _Collective(op=name, is_split=half == "-start", begin=times[0], end=times[1], text=text)
     device.collectives.append(collective)
     if half == "-start":
         device.started[pair] = collective
@@ -213,7 +243,7 @@ def _add_collectives(
             if members:
                 groups[-1]["ranks"] = list(members)
         ((begin, end),) = _whole_ns([(collective.begin, collective.end)]).tolist()
-        numel, dtype = _size(collective.text)
+        numel, dtype = _size(collective, len(members))
         operations.append(
             Operation(op=collective.op, begin=begin, end=end, group=ids[members], numel=numel, dtype=dtype)
         )
@@ -225,7 +255,7 @@ def _members(text: str, rank: int, size: int) -> tuple[int, ...]:
     """Return the devices that take part, from the instruction; empty where it does not tell."""
     match = _GROUPS.search(text)
     if match is None:
-        return ()
+        return _iota_members(text, rank, size)
     if not match[1]:
         return tuple(range(size))
     for listed in re.findall(r"\{([\d,]+)\}", match[1]):
@@ -235,14 +265,35 @@ def _members(text: str, rank: int, size: int) -> tuple[int, ...]:
     return ()
 
 
-def _size(text: str) -> tuple[int, int]:
-    match = _RESULT.search(text)
+def _iota_members(text: str, rank: int, size: int) -> tuple[int, ...]:
+    """Return the members where groups are rows of the numbers of the devices, as an array in another order."""
+    match = _IOTA_GROUPS.search(text)
     if match is None:
+        return ()
+    rows, columns = int(match[1][:8]), int(match[2][:8])
+    extents = [int(extent[:8]) for extent in match[3].split(",") if extent]
+    order = [int(axis[:8]) for axis in (match[4] or "").split(",") if axis] or list(range(len(extents)))
+    if rows * columns != size or math.prod(extents) != size or sorted(order) != list(range(len(extents))):
+        return ()
+    groups = np.arange(size).reshape(extents).transpose(order).reshape(rows, columns)
+    return tuple(groups[np.nonzero(groups == rank)[0][0]].tolist())
+
+
+def _size(collective: _Collective, members: int) -> tuple[int, int]:
+    """Return how many elements one device puts in, and of which type; 0 where not known, or of several types."""
+    match = _RESULT.search(collective.text)
+    arrays = _ARRAY.findall(match[1]) if match is not None else []
+    if collective.is_split and collective.op != "all_reduce":
+        arrays = arrays[:1]  # the start of any other gives what goes in before what comes out
+    if len({dtype for dtype, _ in arrays}) != 1:
         return 0, schema.NO_CODE
-    elements = 1
-    for extent in match[2].split(","):
-        elements *= int(extent[:15]) if extent else 1
-    return (elements if elements < LAST_NS else 0), dtype_code(match[1])
+    elements = sum(math.prod(int(extent[:15]) for extent in extents.split(",") if extent) for _, extents in arrays)
+    if not collective.is_split and collective.op == "all_gather":
+        elements //= members or 1
+    elif not collective.is_split and collective.op == "reduce_scatter":
+        elements *= members or 1
+    known = elements < LAST_NS and (members or collective.op not in ("all_gather", "reduce_scatter"))
+    return (elements, dtype_code(arrays[0][0])) if known else (0, schema.NO_CODE)
 
 
 def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
@@ -267,6 +318,8 @@ def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
 
 IMPORTER = Importer(
     name="XLA or JAX traces",
-    recognises=lambda head: is_json(head) and b'"traceEvents"' in head and any(mark in head for mark in _MARKS),
+    recognises=lambda head: (
+        is_xplane(head) or (is_json(head) and b'"traceEvents"' in head and any(mark in head for mark in _MARKS))
+    ),
     read=import_xla,
 )
