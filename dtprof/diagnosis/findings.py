@@ -28,6 +28,7 @@ class Finding:
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     leaves_open: tuple[str, ...] = ()  # questions about its subject that the sources leave open
+    culprit_hosts: tuple[str, ...] = ()  # of the culprits, in a job of several hosts
     in_first_step: bool = False  # the culprits work, and have not ended a step yet: the first may take long
 
 

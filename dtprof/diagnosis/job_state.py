@@ -326,6 +326,7 @@ class JobState:
     asleep_s: float | None = None  # all ranks have slept outside any operation for so long
     members: tuple[int, ...] | None = None  # ranks of the job where those are known one by one
     explained: frozenset[int] = frozenset()  # ranks that findings explain already
+    silent_s: Mapping[str, float] = field(default_factory=dict)  # by host: for how long the others alone were heard of
     lost: tuple[int, ...] = ()  # missing, though every rank that is alive leaves evidence
     sources: tuple[str, ...] = ("run",)  # what was read
     evidence_name: str = "record"  # what each rank is expected to have left

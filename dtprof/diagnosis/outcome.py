@@ -16,7 +16,7 @@ from dtprof.job.stalls import SLOW_AFTER_NS, Progress
 
 CRASHES = {"rank-crashed", "rank-killed"}
 SLOW = {"slow-rank", "long-operation"}
-WAITS = {"rank-stuck", "rank-never-joined", "backend-stall"} | SLOW
+WAITS = {"rank-stuck", "rank-never-joined", "backend-stall", "host-silent"} | SLOW
 """Findings that only waiting shows, which may yet end; others are faults whatever happens."""
 NAME_THE_RANKS = "Lines carry no rank: next time use torchrun --tee 3 or --log-dir DIR, or srun --label."
 MAX_PLACES = 4

@@ -34,7 +34,7 @@ def decide(job: JobState) -> Verdict:
         source=job.sources,
         ranks_seen=tuple(sorted(job.ranks)),
         ranks_missing=job.missing,
-        findings=tuple(findings),
+        findings=tuple(replace(finding, culprit_hosts=_hosts_of(finding, job)) for finding in findings),
         cannot_tell=(
             *reasons,
             *(text for finding in findings for text in finding.leaves_open),
@@ -43,6 +43,14 @@ def decide(job: JobState) -> Verdict:
             *words_on_unexplained(job, unexplained),
         ),
     )
+
+
+def _hosts_of(finding: Finding, job: JobState) -> tuple[str, ...]:
+    """Return the hosts of the culprits; none in a job of one host."""
+    if len({rank.host for rank in job.ranks.values() if rank.host}) < 2:
+        return ()
+    hosts = (job.ranks[rank].host for rank in finding.culprit_ranks if rank in job.ranks)
+    return tuple(sorted({host for host in hosts if host}))
 
 
 def _find_causes(whole: Case) -> tuple[list[Finding], dict[int, Operation]]:

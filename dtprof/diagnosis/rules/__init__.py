@@ -21,6 +21,7 @@ ORDER = (
     "rank_crashed",
     "failed_setup",
     "rank_killed",
+    "host_silent",
     "pipeline_schedule_mismatch",
     "group_creation_mismatch",
     "rank_skipped_collective",

@@ -4,7 +4,7 @@ Reads the files of the run alone. What only the caller can know, which processes
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,16 @@ from dtprof.job.stalls import (
     phase_of,
 )
 from dtprof.job.world_size import newest_attempt, resolve_world_size
-from dtprof.records import reader
-from dtprof.records.nodes.node_reader import newest_memory_use, newest_resident, newest_samples
+from dtprof.records import paths, reader
+from dtprof.records.nodes.node_reader import last_heard_s, newest_memory_use, newest_resident, newest_samples
 from dtprof.records.oom_victims import read_oom_victims
 from dtprof.records.tables import ProcessExit
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
+
+SILENT_AFTER_S = 10.0
+"""After which a host counts as silent: it samples every second, and a launcher sends every other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +124,8 @@ def collect(
     problems += _builds_that_differ(builds)
     hang = job_facts.get("hang_detected_ns")
     stopped = job_facts.get("stopped_on_hang")
-    stop = _find_stop(run, ranks, boots) if not any(rank.alive for rank in ranks) else None
+    silent_s = _find_silent(run, ranks)
+    stop = _find_stop(run, ranks, boots, silent_s) if not any(rank.alive for rank in ranks) else None
     progress = None
     if not run.manifest.ended_realtime_ns and same_boot and any(rank.alive for rank in ranks) and not host.is_stalled:
         progress = _assess(run, ranks, boots, now_ns=host.now_ns)
@@ -132,6 +136,7 @@ def collect(
         stalled=_is_stalled(run, ranks, stop, progress),
         progress=progress,
         stop=stop,
+        silent_s=silent_s,
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=job_facts.get("oom_kills") if isinstance(job_facts.get("oom_kills"), int) else 0,
         find_stragglers=(lambda: _find_stragglers(summarise())) if summarise is not None else None,
@@ -200,12 +205,32 @@ def _find_memory_use(run: reader.Run, ranks: list[facts.RankState], boots: dict[
     return {rank.rank: used[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in used}
 
 
-def _find_stop(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str]) -> facts.Stop | None:
-    """Return how the job was going when it was stopped from outside, or killed together with dtprof."""
+def _find_silent(run: reader.Run, ranks: Sequence[facts.RankState]) -> dict[str, float]:
+    """Return the hosts of which nothing was heard any more though other hosts were, and for how long, in seconds."""
+    if len({rank.host for rank in ranks}) < 2:
+        return {}
+    # A host whose ranks have all ended has nothing more to say.
+    running = {rank.host for rank in ranks if rank.exit is None and not rank.finished}
+    heard_s = last_heard_s(run.path)
+    places = {rank.host: paths.node_folder_name(rank.host).removeprefix("node-") for rank in ranks}
+    newest_s = max((heard_s[place] for place in places.values() if place in heard_s), default=0.0)
+    quiet_s = {host: newest_s - heard_s[place] for host, place in places.items() if place in heard_s}
+    return {host: quiet for host, quiet in quiet_s.items() if host in running and quiet >= SILENT_AFTER_S}
+
+
+def _find_stop(
+    run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str], silent: Container[str]
+) -> facts.Stop | None:
+    """Return how the job was going when it was stopped from outside, or killed together with dtprof.
+
+    Parameters:
+        silent: hosts of which nobody knows how their ranks went on.
+    """
     last_seen: dict[str, int] = {}
     if not run.manifest.ended_realtime_ns:
         sampled = newest_samples(run.path)
         last_seen = {rank.host: sampled[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in sampled}
+        last_seen = {host: t_ns for host, t_ns in last_seen.items() if host not in silent}
     stop = find_stop(ranks, last_seen)
     if stop is not None and stop.by_kill:
         hung = any(map(_is_blocked, ranks)) and (stop.had_stalled or _was_reported_hung(run, ranks))

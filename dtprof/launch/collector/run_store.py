@@ -377,7 +377,8 @@ class RunStore:
             segment = target.with_suffix("")
             if segment.exists():
                 _complete(segment, draft)
-        os.utime(draft, ns=(mtime_ns, mtime_ns))
+        if growth is not Growth.LINES:  # those say when a host was last heard of, by the clock here
+            os.utime(draft, ns=(mtime_ns, mtime_ns))
         draft.replace(target)
         if growth is Growth.ARCHIVE:
             segment.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -99,6 +100,18 @@ def newest_samples(run: Path) -> dict[str, int]:
         if len(samples.host):
             newest[samples.boot_id] = max(int(samples.host["t_ns"][-1]), newest.get(samples.boot_id, 0))
     return newest
+
+
+def last_heard_s(run: Path) -> dict[str, float]:
+    """Return when the samples of each host were last written to, by the clock of the file system, by name of the host.
+
+    That is the clock of where the run lies, the same for all hosts: of a collector or a shared disk.
+    """
+    heard = {}
+    for file in run.glob(f"node-*/{node_samples.FILE}"):
+        with suppress(OSError):
+            heard[file.parent.name.removeprefix("node-")] = file.stat().st_mtime
+    return heard
 
 
 def rate(table: Table, name: str) -> npt.NDArray[np.float64]:

@@ -27,6 +27,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "confidence": finding.confidence,
         "summary": finding.summary,
         "culprit_ranks": list(finding.culprit_ranks),
+        **({"culprit_hosts": list(finding.culprit_hosts)} if finding.culprit_hosts else {}),
         "waiting_ranks": list(finding.waiting_ranks),
         "group": group and {"name": group.name, "description": group.description, "ranks": list(group.ranks)},
         "op": finding.op,

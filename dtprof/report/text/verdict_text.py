@@ -28,6 +28,8 @@ def _scope(verdict: Verdict) -> str:
 def _finding_lines(finding: Finding) -> list[str]:
     lines = _wrapped("note: " if finding.severity == "info" else "", finding.summary)
     lines.append(f"  kind: {finding.kind}, {format_fraction(finding.confidence, 0)} sure")
+    if finding.culprit_hosts:
+        lines += _wrapped("  host: ", ", ".join(finding.culprit_hosts))
     lines += _site_lines("  culprit", finding.culprit_call_sites)
     lines += _site_lines("  waiting" if finding.waiting_ranks else "  others", finding.call_sites)
     for fact in finding.evidence[:4]:
