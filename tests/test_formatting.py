@@ -1,10 +1,36 @@
 """Quantities and tables as people read them."""
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.formatting import format_bytes, format_fraction, format_ns, format_table, format_times, join_lines, shorten
+from dtprof.formatting import (
+    format_bytes,
+    format_fraction,
+    format_ns,
+    format_table,
+    format_times,
+    join_lines,
+    list_ranks,
+    shorten,
+)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([2], "rank 2"),
+        ([3, 0, 1], "ranks 0, 1, 3"),
+        (range(7), "ranks 0-6"),
+        ([0, 1, 2, 5, 6, 8], "ranks 0-2, 5, 6, 8"),
+        (range(0, 40, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 and 4 more"),
+        ([*range(100), *range(200, 1200)], "ranks 0-99, 200-1199"),
+    ],
+)
+def test_ranks_are_written_as_ranges_and_the_rest_counted(ranks: Iterable[int], expected: str) -> None:
+    assert list_ranks(ranks) == expected
 
 
 @pytest.mark.parametrize(

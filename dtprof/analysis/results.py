@@ -7,7 +7,7 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dtprof.formatting import format_ns, list_ranks, plural
+from dtprof.formatting import format_fraction, format_ns, list_ranks, plural
 from dtprof.job.clock_alignment import ClockResult
 from dtprof.records.nodes.late_lines import SampledLine
 from dtprof.records.profiler_windows import Share
@@ -122,7 +122,7 @@ class MemoryFormula:
 
     scheme: str  # "none", "zero1", "zero2", "zero3": how the model's state is spread
     shards: int  # data-parallel ranks that it is, or could be, spread over
-    state_bytes: int  # parameters, gradients, optimizer state
+    state_bytes: int | None  # parameters, gradients, optimizer state; None where one of them is not known
     state_formula_bytes: int
     by_scheme_bytes: dict[str, int]  # the formula of each scheme
     activation_bytes: int | None
@@ -574,7 +574,7 @@ class Advice:
         at_most = "at most " if self.is_bound else ""
         return (
             f"{self.change}: {at_most}{100 * self.gain:.1f} % shorter steps ({100 * low:.1f} to {100 * high:.1f} %), "
-            f"to {format_ns(self.step_ns)}; replay error {100 * (self.replay_error or 0.0):.1f} %"
+            f"to {format_ns(self.step_ns)}; replay error {format_fraction(self.replay_error)}"
         )
 
 

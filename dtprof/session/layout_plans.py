@@ -8,7 +8,7 @@ from pathlib import Path
 from dtprof.analysis.planning.layout_costs import Cluster
 from dtprof.analysis.planning.model_shapes import ModelShape, infer_shape, read_shape
 from dtprof.analysis.planning.plans import make_plans
-from dtprof.analysis.planning.run_calibration import Calibration, PlanResult, calibrate, check_plan
+from dtprof.analysis.planning.run_calibration import Calibration, PlanResult, calibrate, check_plan, measure_sequence
 from dtprof.errors import UsageError
 from dtprof.session.cluster_matrices import read_link_rates
 from dtprof.session.engines import Engine, open_run
@@ -46,7 +46,8 @@ def plan(request: PlanRequest, engine: Engine) -> PlanResult:
     model = _read_model(request, sequence)
     matrices = [path for path in request.runs if path.is_file()]
     summaries = [summarise(open_run(path, engine), engine) for path in request.runs if path not in matrices]
-    measured = calibrate(summaries, model, sequence or (model.sequence if model else SEQUENCE))
+    sequence = sequence or (model.sequence if model else measure_sequence(summaries)) or SEQUENCE
+    measured = calibrate(summaries, model, sequence)
     for path in matrices:
         measured = _with_links(measured, path)
     if model is None:
@@ -54,7 +55,7 @@ def plan(request: PlanRequest, engine: Engine) -> PlanResult:
             raise UsageError(
                 "the model is not known: expected --params N, --config FILE, or --from RUN that recorded its parameters"
             )
-        model = infer_shape(measured.parameters, sequence=sequence or SEQUENCE)
+        model = infer_shape(measured.parameters, sequence=sequence)
     ranks = _whole("ranks", texts["ranks"], MAX_RANKS) or (summaries[0].world_size if summaries else None)
     if ranks is None:
         raise UsageError("the number of ranks is not known: expected --ranks N, or --from RUN")

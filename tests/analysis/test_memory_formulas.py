@@ -16,6 +16,7 @@ from dtprof.report.text.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder
 
 P = 1_000_000
+UNKNOWN_GRADIENTS = -1
 
 
 def holding(
@@ -42,7 +43,8 @@ def holding(
             rank.op(name, 100 * number, 100 * number + 50, site=number + 1, nbytes=nbytes, dtype=dtype)
         rank.sample("peak_rss_bytes", 10_000, 100 * P)
         rank.sample("parameter_bytes", 10_000, parameters)
-        rank.sample("gradient_bytes", 10_000, parameters if gradients is None else gradients)
+        if gradients != UNKNOWN_GRADIENTS:
+            rank.sample("gradient_bytes", 10_000, parameters if gradients is None else gradients)
         rank.sample("optimizer_state_bytes", 10_000, state)
         rank.sample("activation_bytes", 10_000, 7 * P)
         rank.sample("communication_bytes", 10_000, P)
@@ -99,6 +101,14 @@ def test_state_stands_beside_the_formula_of_how_it_is_spread(
     assert [one.holds for one in summary.memory_assumptions] == [True, True, True]
     assert formula.activation_formula_bytes is None
     assert not any(caveat.startswith("activation formula") for caveat in summary.cannot_tell)  # nothing is amiss
+
+
+def test_state_of_which_a_part_is_unknown_is_unknown() -> None:
+    ddp = [("all_reduce", "ddp", "ddp bucket 0, 4 MiB")]
+    formula = holding(ddp, parameters=4 * P, gradients=UNKNOWN_GRADIENTS, state=8 * P).ranks[0].memory_formula
+    assert formula is not None
+    assert formula.state_bytes is None  # 12P of parameters and optimizer state would be no figure of the model state
+    assert formula.state_formula_bytes == 16 * P
 
 
 def test_tensor_parallel_layers_of_unknown_sizes_are_reported() -> None:

@@ -3,7 +3,6 @@
 import signal
 from dataclasses import replace
 
-from dtprof.formatting import list_ranks
 from dtprof.records import events
 from dtprof.report.documents.verdict_json import verdict_json
 from dtprof.report.text.verdict_text import verdict_text
@@ -104,12 +103,6 @@ def test_the_json_has_every_field_of_the_contract() -> None:
     assert finding["group"] == {"name": "0", "description": "default_pg", "ranks": [0, 1, 2, 3]}
     assert finding["call_sites"]["0"] == {"file": "/home/me/train.py", "line": 20, "function": "average_loss"}
     assert finding["docs"] == finding["kind"] == "rank-skipped-collective"
-
-
-def test_ranks_are_written_short() -> None:
-    assert list_ranks([2]) == "rank 2"
-    assert list_ranks([3, 0, 1]) == "ranks 0, 1, 3"
-    assert list_ranks(list(range(7))) == "ranks 0-6"
 
 
 def test_where_events_were_dropped_batches_and_groups_are_compared_but_not_counted() -> None:

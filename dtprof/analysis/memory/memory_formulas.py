@@ -185,10 +185,11 @@ def compare_with_formula(held: Mapping[str, int | None], share: ModelShare) -> M
         "optimizer_state",
         *(["communication"] if share.scheme == "zero2" and is_shard else []),
     )
+    counted_bytes = [held.get(name) for name in counted]
     return MemoryFormula(
         scheme=share.scheme,
         shards=share.shards,
-        state_bytes=sum(held.get(name) or 0 for name in counted),
+        state_bytes=None if None in counted_bytes else sum(filter(None, counted_bytes)),
         state_formula_bytes=by_scheme[share.scheme],
         by_scheme_bytes=by_scheme,
         activation_bytes=held.get("activations"),

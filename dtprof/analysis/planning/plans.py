@@ -17,7 +17,7 @@ from dtprof.analysis.planning.layout_costs import (
     measure_costs,
 )
 from dtprof.analysis.planning.model_shapes import ModelShape
-from dtprof.formatting import format_bytes
+from dtprof.formatting import format_bytes, plural
 from dtprof.intervals import Mask
 
 AXES = ("dp", "fsdp", "tp", "pp", "cp", "ep")
@@ -172,8 +172,9 @@ def _unknowns(model: ModelShape, cluster: Cluster) -> tuple[str, ...]:
         reasons.append("fits: the memory of a rank is not known; give --memory")
     if model.inferred:
         reasons.append(
-            f"model: a decoder of {model.layers} layers, {model.hidden} wide, with {model.heads} heads, is taken for "
-            f"{model.parameters:.3g} parameters; give its configuration: --config FILE"
+            f"model: a decoder of {plural(model.layers, 'layer')}, {model.hidden} wide, with "
+            f"{plural(model.heads, 'head')}, is taken for {model.parameters:.3g} parameters; give its configuration: "
+            "--config FILE"
         )
     return tuple(reasons)
 
@@ -200,13 +201,13 @@ def _refuse(model: ModelShape, axes: Sequence[int], batch: int) -> str:
     if model.heads % tp or model.kv_heads % tp:
         return f"{model.heads} heads ({model.kv_heads} of keys) cannot be divided among tp {tp}"
     if model.layers < pp:
-        return f"{model.layers} layers are fewer than the stages of pp {pp}"
+        return f"{plural(model.layers, 'layer')} cannot fill the {pp} stages of pp {pp}"
     if cp > 1 and model.sequence % (2 * cp):
         return f"sequences of {model.sequence} tokens cannot be divided into {2 * cp} parts for cp {cp}"
     if model.experts % ep:
         return f"{model.experts} experts cannot be divided among ep {ep}"
     if batch % (dp * fsdp):
-        return f"a batch of {batch} sequences cannot be divided among {dp * fsdp} data-parallel ranks"
+        return f"a batch of {plural(batch, 'sequence')} cannot be divided among {dp * fsdp} data-parallel ranks"
     return ""
 
 

@@ -46,6 +46,15 @@ class Checked:
         return self.planned / self.measured - 1
 
 
+def measure_sequence(summaries: Sequence[Summary]) -> int | None:
+    """Return the tokens of a sequence in these runs; None where none of them shows tokens and samples of a step."""
+    for summary in summaries:
+        rates = summary.throughput
+        if rates is not None and rates.tokens_per_step and rates.samples_per_step:
+            return max(1, round(rates.tokens_per_step / rates.samples_per_step))
+    return None
+
+
 def calibrate(summaries: Sequence[Summary], model: ModelShape | None, sequence: int) -> Calibration:
     """Return medians of the measured figures over runs."""
     reasons: list[str] = []

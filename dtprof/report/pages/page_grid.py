@@ -105,7 +105,7 @@ def _metrics(summary: Summary, ranks: Sequence[RankResult], *, is_dense: bool) -
         *(_metric(name, hue_of(name).label, [_part(rank, name) for rank in ranks], format_duration) for name in PARTS),
         _metric("exposed", "exposed communication", [_exposed(rank) for rank in ranks], format_share, top=1.0),
         _metric("peak", "peak memory", [rank.peak_bytes for rank in ranks], format_bytes),
-        _metric("blame", "cost to others", [_as_float(blame.get(rank.rank, 0)) for rank in ranks], format_duration),
+        _metric("blame", "cost to others", [_as_float(blame.get(rank.rank)) for rank in ranks], format_duration),
     ]
     if is_dense:
         metrics = [

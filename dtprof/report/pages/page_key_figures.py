@@ -157,7 +157,8 @@ def _peak_memory(summary: Summary) -> KeyFigure:
     beside = f"rank {worst}" if worst == least else f"rank {worst}; least {format_bytes(peaks[least])}, rank {least}"
     formula = next(rank.memory_formula for rank in summary.ranks if rank.rank == worst)
     if formula is not None:
-        held, expected = format_bytes(formula.state_bytes), format_bytes(formula.state_formula_bytes)
+        held = NOT_KNOWN if formula.state_bytes is None else format_bytes(formula.state_bytes)
+        expected = format_bytes(formula.state_formula_bytes)
         beside += f"; model state {held}, by formula {expected}"
     return KeyFigure("Peak memory", format_bytes(peaks[worst]), beside)
 

@@ -83,7 +83,7 @@ def render_memory_formula(panel: Panel, source: Source, _: Pages) -> Markup:
     return join(
         element(
             "p",
-            f"Rank {worst.rank} holds {format_bytes(formula.state_bytes)} of model state; by formula it is "
+            f"Rank {worst.rank} holds {_held(formula.state_bytes)} of model state; by formula it is "
             f"{format_bytes(formula.state_formula_bytes)}. Parameters, gradients and optimizer state {sharding}:",
             class_="label",
         ),
@@ -96,6 +96,10 @@ def render_memory_formula(panel: Panel, source: Source, _: Pages) -> Markup:
 def _find_worst(summary: Summary) -> RankResult | None:
     known = [rank for rank in summary.ranks if rank.memory_formula is not None]
     return max(known, key=lambda rank: rank.peak_bytes or 0, default=None)
+
+
+def _held(state_bytes: int | None) -> str:
+    return "an unknown amount" if state_bytes is None else format_bytes(state_bytes)
 
 
 def _list_schemes(formula: MemoryFormula) -> list[tuple[str, int, bool]]:

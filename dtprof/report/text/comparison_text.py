@@ -4,7 +4,7 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 
-from dtprof.analysis.comparison.comparison_series import COLLECTIVES, JOB, RANKS, STEP, Figure
+from dtprof.analysis.comparison.comparison_series import BUBBLE_FRACTION, COLLECTIVES, JOB, RANKS, STEP, Figure
 from dtprof.analysis.comparison.run_comparison import PEAK, Change, Comparison, RunSide
 from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, join_lines, plural, shorten
 from dtprof.report.text.labelled_lines import WIDTH, labelled
@@ -182,6 +182,8 @@ def _name(change: Change) -> str:
 def _plain_name(figure: Figure) -> str:
     if figure.name == PEAK:
         return "peak memory"
+    if figure.name == BUBBLE_FRACTION:
+        return "bubble share"  # of the pipeline's window; "bubble" is the time
     return figure.name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_fraction").replace("_", " ")
 
 

@@ -56,7 +56,8 @@ def _formula_lines(ranks: Sequence[RankResult]) -> list[str]:
     if not known:
         return []
     formula = max(known)[2]
-    text = f"holds {format_bytes(formula.state_bytes)}, by formula {format_bytes(formula.state_formula_bytes)}"
+    held = "not known" if formula.state_bytes is None else f"holds {format_bytes(formula.state_bytes)}"
+    text = f"{held}, by formula {format_bytes(formula.state_formula_bytes)}"
     others = [f"{_SCHEMES[name]} {format_bytes(size)}" for name, size in formula.by_scheme_bytes.items()]
     if formula.shards > 1:
         text += f" (over {formula.shards} ranks: {', '.join(others)})"

@@ -2,11 +2,12 @@
 
 from dtprof.analysis.planning.plans import AXES, Plan
 from dtprof.analysis.planning.run_calibration import PlanResult
-from dtprof.formatting import format_bytes, format_fraction, format_ns, format_table, join_lines
+from dtprof.formatting import format_bytes, format_fraction, format_ns, format_table, join_lines, plural
 from dtprof.report.text.labelled_lines import labelled
 
 LABEL = 10
-MAX_REFUSED = 4
+MAX_REFUSED, MAX_NAMED = 4, 8
+"""Reasons that are listed, and layouts of each."""
 
 
 def plan_text(result: PlanResult) -> str:
@@ -32,10 +33,14 @@ def plan_text(result: PlanResult) -> str:
             f"{_figure(one.figure, one.measured)}: {off}",
             LABEL,
         )
-    for refused in plans.refused[:MAX_REFUSED]:
-        lines += labelled("refused", f"{_axes(refused.layout)}: {refused.reason}", LABEL)
-    if len(plans.refused) > MAX_REFUSED:
-        lines += labelled("", f"{len(plans.refused) - MAX_REFUSED} more: --json", LABEL)
+    by_reason: dict[str, list[str]] = {}
+    for refused in plans.refused:
+        by_reason.setdefault(refused.reason, []).append(_axes(refused.layout))
+    for reason, layouts in list(by_reason.items())[:MAX_REFUSED]:
+        more = f" and {len(layouts) - MAX_NAMED} more" if len(layouts) > MAX_NAMED else ""
+        lines += labelled("refused", f"{', '.join(layouts[:MAX_NAMED])}{more}: {reason}", LABEL)
+    if len(by_reason) > MAX_REFUSED:
+        lines += labelled("", f"for {plural(len(by_reason) - MAX_REFUSED, 'more reason')}: --json", LABEL)
     for reason in (*plans.cannot_tell, *result.reasons):
         lines += labelled("caveat", reason, LABEL)
     return join_lines(lines)
@@ -57,7 +62,7 @@ def _row(plan: Plan) -> tuple[str, ...]:
     return (
         describe_layout(plan),
         format_ns(plan.step_ns),
-        format_fraction(plan.bubble_fraction),
+        format_fraction(plan.bubble_fraction) if plan.bubble_fraction else "0",
         format_ns(plan.exposed_ns),
         format_bytes(sum(plan.memory_bytes.values())),
     )

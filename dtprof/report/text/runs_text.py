@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_table, join_lines, plural, shorten
+from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_table, join_lines, plural, shorten
 from dtprof.records.run_facts import RunFacts
 
 MOST_NAME = 48
@@ -29,7 +29,7 @@ def runs_text(runs: Sequence[RunFacts], *, with_steps: bool = False) -> str:
             shorten(run.name, MOST_NAME),
             *([run.user] if users else []),
             run.outcome,
-            str(run.num_ranks),
+            format_count(run.num_ranks),
             _hosts(run.hosts),
             _duration(run.took_ns),
             format_bytes(run.nbytes),
@@ -79,6 +79,8 @@ def _date(t_ns: int) -> str:
 def _duration(ns: int | None) -> str:
     if ns is None:
         return UNKNOWN
+    if ns < 1e9:
+        return "<1 s"
     seconds = round(ns / 1e9)
     hours, minutes = seconds // 3600, seconds % 3600 // 60
     if hours:

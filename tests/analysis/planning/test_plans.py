@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,14 @@ import pytest
 from dtprof.analysis.planning.layout_costs import SCHEDULES, Cluster, Layouts, bubble_fractions
 from dtprof.analysis.planning.model_shapes import ModelShape, infer_shape, read_shape
 from dtprof.analysis.planning.plans import make_plans
+from dtprof.analysis.planning.run_calibration import measure_sequence
+from dtprof.analysis.results import Throughput
 from dtprof.cli.main import main
 from dtprof.errors import UsageError
 from dtprof.session.engines import make_engine
 from dtprof.session.layout_plans import PlanRequest, plan
 from tests.builders import RankBuilder, write_run
+from tests.report.example_summaries import summary_of as example
 
 GIB = 1 << 30
 MODEL = ModelShape(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=14_336, vocabulary=128_256, sequence=8192)
@@ -162,3 +166,22 @@ def test_the_plan_of_a_run_says_how_far_it_was_off(tmp_path: Path, capsys: pytes
     (step,) = [one for one in document["check"] if one["figure"] == "step_ns"]
     assert step["measured"] == 1000
     assert step["off"] is None or step["off"] == pytest.approx(step["planned"] / 1000 - 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "samples", "sequence"),
+    [(3_840.0, 24.0, 160), (3_840.0, None, None), (None, 24.0, None)],  # 3,840 / 24 = 160
+)
+def test_a_sequence_has_the_tokens_of_a_step_over_its_samples(
+    tokens: float | None, samples: float | None, sequence: int | None
+) -> None:
+    throughput = Throughput(
+        tokens_per_step=tokens,
+        samples_per_step=samples,
+        tokens_per_s=tokens,
+        samples_per_s=samples,
+        first_step=2,
+        tokens_per_s_of_steps=(),
+        samples_per_s_of_steps=(),
+    )
+    assert measure_sequence([replace(example(), throughput=throughput)]) == sequence
