@@ -145,8 +145,7 @@ def summarise_closely(
     """
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
     reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=make_collector)
-    summary = state_summary(run, surveys, reduced, used=used)
-    return replace(summary, lateness=list_lateness(surveys.instances)), reduced.details
+    return state_summary(run, surveys, reduced, used=used), reduced.details
 
 
 def reduce_run(
@@ -250,6 +249,7 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
         ),
         step_series=tuple(_series(own) for own in steps.values() if len(own.numbers)),
         ranks=ranks,
+        lateness=list_lateness(surveys.instances),
         part_bands=list_bands(ranks, reduced.step_parts),
         collectives=collectives,
         pipeline=pipeline,

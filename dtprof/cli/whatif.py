@@ -46,6 +46,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--schedule", metavar="NAME", help="of the pipeline: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev"
     )
     changes.add_argument(
+        "--split", metavar="even", help="layers of a pipeline divided so that all stages take equally long"
+    )
+    changes.add_argument(
         "--buckets", metavar="SIZE", help="gradients reduced in buckets of this size, for example 50MB"
     )
     changes.add_argument("--ranks", metavar="N", help="N ranks in all, by more data-parallel replicas")
@@ -61,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.session.typed_fixes import parse_fixes
     from dtprof.session.what_if import predict
 
-    named = ("network", "compute", "overlap", "microbatches", "schedule", "buckets", "ranks")
+    named = ("network", "compute", "overlap", "microbatches", "schedule", "split", "buckets", "ranks")
     fixes = parse_fixes(arguments.fix, {name: getattr(arguments, name) for name in named})
     engine = engine_options.chosen_engine(arguments)
     result = predict(open_run(arguments.run_directory, engine), engine, fixes)

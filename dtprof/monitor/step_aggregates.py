@@ -152,6 +152,7 @@ class StepAggregates:
             growth = find_growth(window.load_samples(rank), used)
             reduced.ranks.append(replace(_join_reductions(parts), memory_growth=growth))
         summary = state_summary(window, surveys, reduced, used=used)
+        summary = replace(summary, lateness=())  # the instances at hand are those of the newest steps
         return LiveFigures(summary=summary, newest=_newest_step(self._folds[-1], surveys, used))
 
 

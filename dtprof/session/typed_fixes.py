@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dtprof.analysis.whatif.fixes import (
     BUCKETS,
     COMPUTE,
+    EVEN,
     HOST,
     LAST,
     MICROBATCHES,
@@ -17,6 +18,7 @@ from dtprof.analysis.whatif.fixes import (
     RANK,
     RANKS,
     SCHEDULE,
+    SPLIT,
     STAGE,
     Fix,
 )
@@ -24,7 +26,7 @@ from dtprof.analysis.whatif.schedule_fixes import parse_schedule
 from dtprof.errors import UsageError
 
 NAMED = (RANK, HOST, STAGE, OP, PHASE)
-OPTIONS = (NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, BUCKETS, RANKS)
+OPTIONS = (NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, RANKS)
 MAX_NUMBER = 1 << 20
 MAX_FACTOR = 1000.0
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -73,6 +75,10 @@ def parse_option(name: str, text: str) -> Fix:
     if name == OVERLAP:
         if text != "full":
             raise UsageError(f"--overlap is {text!r}; expected full")
+        return Fix(what=name, value=text)
+    if name == SPLIT:
+        if text != EVEN:
+            raise UsageError(f"--split is {text!r}; expected {EVEN}")
         return Fix(what=name, value=text)
     if name == SCHEDULE:
         return Fix(what=name, value=parse_schedule(text))

@@ -18,12 +18,13 @@ from dtprof.intervals import Column, Mask
 from dtprof.records import events
 
 RANK, HOST, STAGE, OP, PHASE = "rank", "host", "stage", "op", "phase"
-NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, BUCKETS, RANKS = (
+NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, RANKS = (
     "network",
     "compute",
     "overlap",
     "microbatches",
     "schedule",
+    "split",
     "buckets",
     "ranks",
 )
@@ -37,7 +38,7 @@ ON_DEVICE = (
     events.OPTIMIZER,
 )
 """Phases that a faster device shortens; the rest is the host's."""
-LAST = "last"
+LAST, EVEN = "last", "even"
 MIN_SIZES_RATIO = 4.0
 """Smallest ratio of sizes that separates a latency from a bandwidth."""
 DATA_PARALLEL = ("dp_replicate", "dp", "ddp", "fsdp", "dp_shard")
@@ -85,6 +86,7 @@ def _describe(what: str, value: str) -> str:
         COMPUTE: f"computation {value} as fast",
         OVERLAP: "collectives fully overlapped with computation",
         MICROBATCHES: f"{value} microbatches",
+        SPLIT: "layers divided so that all stages take equally long",
         SCHEDULE: f"the pipeline schedule {value}",
         BUCKETS: f"gradient buckets of {format_bytes(int(value)) if value.isdecimal() else value}",
         RANKS: f"{value} ranks",

@@ -15,6 +15,7 @@ from dtprof.analysis.whatif.bucket_sizes import largest_bucket, replay_buckets
 from dtprof.analysis.whatif.fixes import (
     BUCKETS,
     COMPUTE,
+    EVEN,
     HOST,
     IN_BACKGROUND,
     MICROBATCHES,
@@ -24,6 +25,7 @@ from dtprof.analysis.whatif.fixes import (
     PHASE,
     RANK,
     SCHEDULE,
+    SPLIT,
     STAGE,
     Fix,
     Unpredictable,
@@ -34,7 +36,7 @@ from dtprof.analysis.whatif.fixes import (
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Floats
 from dtprof.analysis.whatif.replayed_steps import ReplayedStep, draw_graph_step, draw_plan_step
-from dtprof.analysis.whatif.schedule_fixes import PipelineTimes
+from dtprof.analysis.whatif.schedule_fixes import FIXED, PipelineTimes
 from dtprof.analysis.whatif.slowdowns import Slowdowns, measure_slowdowns
 from dtprof.errors import UsageError
 from dtprof.intervals import Column
@@ -114,7 +116,7 @@ def _is_bound(fixes: Sequence[Fix]) -> bool:
 
 def is_at_hand(fix: Sequence[str]) -> bool:
     """Say whether changes are in the hands of the user of the job: not of who buys devices and networks."""
-    at_hand = (RANK, HOST, STAGE, MICROBATCHES, SCHEDULE, BUCKETS)
+    at_hand = (RANK, HOST, STAGE, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS)
     in_background = [f"{PHASE}={phase}" for phase in IN_BACKGROUND]
     return all(name.split("=")[0] in at_hand or name in in_background for name in fix)
 
@@ -182,7 +184,7 @@ def draw_best(source: Replayable, found: Prediction) -> tuple[ReplayedStep, ...]
         return ()
     what, value = best.fix[0].split("=", 1)
     graph, changed = source.graph, describe(best.fix)
-    if what in (MICROBATCHES, SCHEDULE):
+    if what in (MICROBATCHES, SCHEDULE, SPLIT):
         times = source.pipeline
         assert times is not None  # or it would not have been predicted
         plans = (times.replay_present(), times.replay_means(**{what: value}))
@@ -263,6 +265,7 @@ def list_single_fixes(source: Replayable) -> list[Fix]:
     if source.pipeline is not None:
         fixes += [Fix(what=MICROBATCHES, value=str(source.pipeline.microbatches * more)) for more in (2, 4)]
         fixes += [Fix(what=SCHEDULE, value=name) for name in source.pipeline.other_schedules]
+        fixes.append(Fix(what=SPLIT, value=EVEN))
     return fixes
 
 
@@ -274,17 +277,18 @@ class _Changed:
     overlaps: bool
     added_ns: Floats  # to each step
     error_ns: float  # of what is added
+    fixed_ns: float  # that may be added besides, or less than nothing
     assumes: str
 
 
 def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
     graph, durations = source.graph, source.graph.durations
     added: list[Floats] = [np.zeros(graph.num_steps)]
-    error_ns = 0.0
+    error_ns = fixed_ns = 0.0
     assumes: list[str] = []
     pipeline: dict[str, str] = {}
     for fix in fixes:
-        if fix.what in (MICROBATCHES, SCHEDULE):
+        if fix.what in (MICROBATCHES, SCHEDULE, SPLIT):
             pipeline[fix.what] = fix.value
         elif fix.what == BUCKETS:
             more, missed = replay_buckets(graph, int(fix.value))
@@ -305,10 +309,17 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
             raise Unpredictable(
                 f"{', '.join(f'{what}={value}' for what, value in pipeline.items())}: {source.no_pipeline}"
             )
-        window = times.predict_change(schedule=pipeline.get(SCHEDULE), microbatches=pipeline.get(MICROBATCHES))
+        window = times.predict_change(**pipeline)
         added.append(np.full(graph.num_steps, window.change_ns))
         error_ns += window.error_ns
-        assumes.append("the batch of a step stays, its microbatches take time by their size")
+        fixed_ns += window.fixed_ns
+        if MICROBATCHES in pipeline:
+            assumes.append(
+                "the batch of a step stays, its microbatches take time by their size; bounds allow for "
+                f"{100 * FIXED:.0f} % of it that does not depend on their size"
+            )
+        if SPLIT in pipeline:
+            assumes.append("layers can be divided so finely")
         if times.halves_backward(pipeline.get(SCHEDULE)):
             assumes.append("gradients of inputs and of weights take half of the backward pass each")
     overlaps = any(fix.what == OVERLAP for fix in fixes)
@@ -318,6 +329,7 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
         overlaps=overlaps,
         added_ns=np.sum(added, axis=0),
         error_ns=error_ns,
+        fixed_ns=fixed_ns,
         assumes="; ".join(dict.fromkeys(assumes)),
     )
 
@@ -354,17 +366,28 @@ def _replay_scenarios(
                 fix=names,
                 step_ns=float(after.mean()),
                 gain=gain,
-                interval=_interval(before, after, draws, error + one.error_ns / float(before.mean())),
+                interval=_interval(
+                    before,
+                    after,
+                    draws,
+                    error + one.error_ns / float(before.mean()),
+                    fixed=one.fixed_ns / float(before.mean()),
+                ),
                 assumes=one.assumes,
             )
         )
     return scenarios
 
 
-def _interval(before: Floats, after: Floats, draws: Column, error: float) -> tuple[float, float]:
+def _interval(before: Floats, after: Floats, draws: Column, error: float, *, fixed: float) -> tuple[float, float]:
+    """Return bounds of the gain.
+
+    Parameters:
+        error: on both sides. fixed: by which the changed step may be longer, or, below 0, shorter; as shares.
+    """
     gains = 1 - after[draws[0]].mean(axis=1) / before[draws[1]].mean(axis=1)
     low, high = np.percentile(gains, CONFIDENCE).tolist()
-    return low - error, high + error
+    return low - error - max(fixed, 0.0), high + error - min(fixed, 0.0)
 
 
 def refuse_impossible(fixes: Sequence[Fix]) -> None:

@@ -33,6 +33,9 @@ ALIASES = {"interleaved1f1b": INTERLEAVED, "zero-bubble": ZB_H1, "zerobubble": Z
 _PLANNED = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", INTERLEAVED: "Interleaved1F1B"}
 SPLITTING = (ZB_H1, ZBV, DUALPIPEV)
 _IN_V = (ZBV, DUALPIPEV)
+FIXED = 0.25
+"""Share of the present time of an action up to which launching it may cost: a run of microbatches of one size cannot
+tell it from what grows with the size. Bounds of gains allow for it."""
 MAX_ACTIONS = 20_000
 MAX_STEPS = 16
 MAX_SEARCH = 12
@@ -66,6 +69,7 @@ class WindowChange:
 
     change_ns: float
     error_ns: float
+    fixed_ns: float = 0.0  # that it changes besides if FIXED of each action is for its launch, not for its size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,29 +121,41 @@ class PipelineTimes:
         """Return the schedules that the pipeline could have instead."""
         return [name for name in SCHEDULES if name != self.name and self._plan(name, self.microbatches) is not None]
 
-    def predict_change(self, *, schedule: str | None, microbatches: str | None) -> WindowChange:
+    def predict_change(
+        self, *, schedule: str | None = None, microbatches: str | None = None, split: str | None = None
+    ) -> WindowChange:
         """Return the predicted window.
 
         Raises:
             UsageError: there is no such schedule.
             Unpredictable: it has no plan for this pipeline.
         """
-        plan, took, label = self._change(schedule, microbatches)
+        plan, took, label = self._change(schedule, microbatches, split)
         windows = replay_plan(plan, took, message_ns=self.message_ns)
         if windows is None:
             raise Unpredictable(f"{label}: the plan of the schedule cannot be replayed")
-        return WindowChange(change_ns=float((windows - self.windows_ns).mean()), error_ns=self.error_ns)
+        share = self.microbatches / int(microbatches) if microbatches else 1.0
+        # Of the present time of each action, FIXED stays whatever the size of its microbatch.
+        launched = replay_plan(plan, took * (1 - FIXED + FIXED / share), message_ns=self.message_ns)
+        assert launched is not None  # the plan is the same
+        return WindowChange(
+            change_ns=float((windows - self.windows_ns).mean()),
+            error_ns=self.error_ns,
+            fixed_ns=float((launched - windows).mean()),
+        )
 
-    def replay_means(self, *, schedule: str | None = None, microbatches: str | None = None) -> ReplayedPlan | None:
+    def replay_means(
+        self, *, schedule: str | None = None, microbatches: str | None = None, split: str | None = None
+    ) -> ReplayedPlan | None:
         """Return the actions of a changed step as they are replayed, with mean times; None where they cannot be.
 
         Raises:
             Unpredictable: the schedule has no plan for this pipeline.
         """
-        plan, took, _ = self._change(schedule, microbatches)
+        plan, took, _ = self._change(schedule, microbatches, split)
         return self._replay_means(plan, took)
 
-    def _change(self, schedule: str | None, microbatches: str | None) -> tuple[Plan, Floats, str]:
+    def _change(self, schedule: str | None, microbatches: str | None, split: str | None) -> tuple[Plan, Floats, str]:
         """Return the plan of a change, what its actions take in each step, and how the change is called."""
         name = parse_schedule(schedule) if schedule else self.name
         count = int(microbatches) if microbatches else self.microbatches
@@ -148,13 +164,17 @@ class PipelineTimes:
             raise Unpredictable(
                 f"{label}: the run's schedule {self.name!r} is none that can be planned; name one with it"
             )
-        planned = self._plan(name, count)
+        planned = self._plan(name, count, is_even=split is not None)
         if planned is None:
             raise Unpredictable(f"{label}: the schedule has no plan for {self.ranks} ranks and {count} microbatches")
         return *planned, label
 
-    def _plan(self, name: str, microbatches: int) -> tuple[Plan, Floats] | None:
-        """Return the actions of a schedule, and their time in each step."""
+    def _plan(self, name: str, microbatches: int, *, is_even: bool = False) -> tuple[Plan, Floats] | None:
+        """Return the actions of a schedule, and their time in each step.
+
+        Parameters:
+            is_even: layers are divided so that all stages take equally long.
+        """
         chunks = 1
         if name == INTERLEAVED:
             chunks = max(2, self.stages // self.ranks)
@@ -166,7 +186,8 @@ class PipelineTimes:
         if 3 * stages * microbatches > MAX_ACTIONS:
             return None
         share = self.microbatches / microbatches
-        times = {kind: _regroup(own, stages) * share for kind, own in self.took.items()}
+        even = {kind: np.broadcast_to(own.mean(axis=0), own.shape) for kind, own in self.took.items()}
+        times = {kind: _regroup(own, stages) * share for kind, own in (even if is_even else dict(self.took)).items()}
         times[BACKWARD] = times[BACKWARD_INPUT] + times[BACKWARD_WEIGHT]
         plan: Plan | None
         if name in _PLANNED:

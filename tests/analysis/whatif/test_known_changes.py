@@ -63,6 +63,29 @@ def test_more_microbatches_of_the_same_batch_make_the_step_that_was_predicted(mo
     assert predicted.scenarios[0].step_ns == pytest.approx(truth, rel=0.02)
 
 
+def test_bounds_of_other_microbatches_allow_for_time_that_does_not_depend_on_their_size(tmp_path: Path) -> None:
+    # A fifth of each action does not depend on the size: half the batch takes 0.8 / 2 + 0.2 times as long. Bounds allow
+    # for a quarter.
+    job = Job(dp=1, pp=2, steps=8, microbatches=4, layers=4)
+    (found,) = what_if_of(tmp_path / "before", job, "--microbatches=8").scenarios
+    launched = replace(job, microbatches=8, layer_ns=round(job.layer_ns * (0.8 / 2 + 0.2)))
+    truth = what_if_of(tmp_path / "after", launched).measured_step_ns
+    before = what_if_of(tmp_path / "same", job).measured_step_ns
+    assert truth is not None
+    assert before is not None
+    assert found.interval is not None
+    assert found.interval[0] < 1 - truth / before < found.interval[1]
+    assert "does not depend on their size" in found.assumes
+
+
+def test_an_even_split_makes_the_step_that_was_predicted(tmp_path: Path) -> None:
+    # Stages that take 1 and 1.5 times as long become two of 1.25.
+    uneven = Job(dp=1, pp=2, steps=8, microbatches=8, layers=4, stage_factor=(1.0, 1.5))
+    (found,) = what_if_of(tmp_path / "before", uneven, "--split=even").scenarios
+    truth = what_if_of(tmp_path / "after", replace(uneven, stage_factor=(1.25, 1.25))).measured_step_ns
+    assert found.step_ns == pytest.approx(truth, rel=0.02)
+
+
 def test_another_schedule_makes_the_step_that_was_predicted(tmp_path: Path) -> None:
     job = Job(dp=1, pp=4, steps=8, microbatches=8, layers=4, jitter=0.02)
     gpipe = replace(job, interleave_backward=False)
@@ -120,7 +143,7 @@ def test_long_runs_are_replayed_in_part_and_say_so(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("fix", "sentence"),
     [
-        ("rank=9", "the run has no rank 9; expected one of ranks 0, 1, 2, 3"),
+        ("rank=9", "the run has no rank 9; expected one of ranks 0-3"),
         ("rank=0,1,2,3", "names every rank"),
         ("host=x", "no rank ran on this host"),
         ("stage=1", "no pipeline of several stages"),
@@ -138,6 +161,7 @@ def test_what_the_run_does_not_have_is_refused_with_what_it_has(fix: str, senten
     [
         ("--microbatches=16", "no pipeline schedule"),
         ("--schedule=zbv", "no pipeline schedule"),
+        ("--split=even", "no pipeline schedule"),
         ("--ranks=4000", "4000 replicas from the 4"),
         ("--buckets=1MB", "about as large"),
     ],
@@ -162,6 +186,7 @@ def test_what_is_no_change_is_refused(text: str) -> None:
         ("compute", "-1x"),
         ("overlap", "half"),
         ("schedule", "fastest"),
+        ("split", "3,1"),
         ("buckets", "50XB"),
         ("ranks", "0"),
         ("microbatches", "2.5"),
