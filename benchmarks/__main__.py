@@ -14,6 +14,7 @@ from benchmarks import history, pairs
 ALL = (
     "startup",
     "launch_cost",
+    "mark_cost",
     "label_cost",
     "hook_cost",
     "step_cost",

@@ -1,7 +1,7 @@
 """What the native hook adds to an operation on a device with all its marks, on the simulated accelerator.
 
-As `launch_cost` in quiet moments: processor time of the launching thread. A mark there is a task for the thread of a
-stream; what the simulator takes for it is part of what is added, as a driver's time is on a GPU, where
+As `launch_cost` in quiet moments: processor time of the launching thread, while the streams are busy. A mark there is a
+task of a stream; what the simulator takes to enqueue it is part of what is added, as a driver's time is on a GPU, where
 `benchmarks.gpu.launch_on_device` measures the same.
 """
 
@@ -12,7 +12,7 @@ from benchmarks import launch_cost, pairs
 from dtprof.analysis.comparison.overhead_pairs import median_interval
 from dtprof.launch import interpreter
 
-LAUNCHES, PAIRS = 20, 1000
+LAUNCHES, PAIRS = 10, 100
 MARKS = {"all_reduce": 1, "all_reduce waited for": 3, "all_reduce on the stream": 2}
 
 
