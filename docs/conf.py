@@ -54,6 +54,7 @@ include_patterns = [
 ]
 exclude_patterns = [".*", "dtprof", "benchmarks", "dtprof-runs", "gpu-figures", "build", "dist"]
 myst_heading_anchors = 6
+myst_enable_extensions = ["html_image"]
 html_theme = "furo"
 html_title = f"dtprof {version}"
 # Lines of 100 columns, as commands print them, fit the width of a page.
