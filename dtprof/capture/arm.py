@@ -50,7 +50,7 @@ class Process:
         self._run = run
         self._recorder: Recorder | None = None
         self._gave_up = False
-        self._exits: process_exits.ExitRecords | None = None
+        self._exits: process_exits.ExitWriter | None = None
         self._phases: Phases | None = None
 
     def _forget(self) -> None:
@@ -140,7 +140,7 @@ class Process:
         fence.on_note(lambda text: recorder.write_entry(timed_entry("note", text=text)))
         if torch.distributed.is_available():
             self._install_hooks(recorder)
-        self._exits = process_exits.ExitRecords(
+        self._exits = process_exits.ExitWriter(
             recorder, call_sites.code_owners(torch_folder), self._out_of_memory_entry
         )
         self._exits.install()

@@ -25,7 +25,7 @@ from dtprof.records import paths, writer
 MAX_TRACEBACK = 32_768
 
 
-class ExitRecords:
+class ExitWriter:
     """Writes exceptions and the orderly exit of a rank into its strings file."""
 
     def __init__(self, recorder: Recorder, owners: CodeOwners, describe: Callable[[BaseException], str | None]) -> None:

@@ -26,7 +26,7 @@ STREAM = b'{"k":"stream"'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class StallVerdict:
     """Result of a diagnosis of a stalled job."""
 
     is_hang: bool
@@ -39,12 +39,12 @@ class Verdict:
 class Diagnose(Protocol):
     """Reads the run and diagnoses the stall."""
 
-    def __call__(self, run: Path) -> Verdict:
+    def __call__(self, run: Path) -> StallVerdict:
         """Return the verdict; `is_hang` False where ranks only compute for long."""
 
 
 @dataclass(kw_only=True)
-class RankProgress:
+class LogProgress:
     """How far one rank's log had come at the last poll."""
 
     heads: dict[int, int] = field(default_factory=dict)  # records claimed, by number of the segment
@@ -76,12 +76,12 @@ class Watcher:
         self._say = say
         self._clock = clock
         self._last_progress = self._last_diagnosis = clock()
-        self._ranks: dict[str, RankProgress] = {}
+        self._ranks: dict[str, LogProgress] = {}
         self._pauses = Pauses()
         self._reported_truncated = False
         self._reported_hangs: set[str] = set()
         self._reported_unclear = False
-        self.hang: Verdict | None = None
+        self.hang: StallVerdict | None = None
         self.hang_detected_ns: int | None = None
 
     @property
@@ -185,7 +185,7 @@ class Watcher:
             segments = paths.segment_files(folder)[-2:]
             if folder.name not in self._ranks and self._is_elsewhere(segments):
                 continue
-            known = self._ranks.setdefault(folder.name, RankProgress())
+            known = self._ranks.setdefault(folder.name, LogProgress())
             for segment in segments:
                 moved |= _read(segment, known)
         return moved
@@ -206,7 +206,7 @@ class Watcher:
         return True
 
 
-def _read(segment: Path, known: RankProgress) -> bool:
+def _read(segment: Path, known: LogProgress) -> bool:
     """Update the known progress of a rank from its newest header; return whether it changed."""
     try:
         with segment.open("rb", buffering=0) as file:

@@ -1,6 +1,6 @@
 """Sample the stacks of a rank that is late again and again, beside one that is on time, while the job runs.
 
-Lateness is seen in the records of this host's ranks: who comes last to operations that all have come to. Only where one
+LateRank is seen in the records of this host's ranks: who comes last to operations that all have come to. Only where one
 rank does so repeatedly, at a notable cost, are two processes sampled, a few times in a job. What the late rank does
 more than the other one, outside of operations, is the line that makes it late.
 """
@@ -51,14 +51,14 @@ _LOADER = "/torch/utils/data/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lateness:
+class LateRank:
     """A rank that comes last again and again, and one that does not."""
 
     late: int
     on_time: int
 
 
-class Arrivals:
+class RankArrivals:
     """The newest operations of each group to which all members have come."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Arrivals:
         elif len(waiting) > 4 * NEWEST:
             del waiting[min(waiting)]
 
-    def find_late(self) -> Lateness | None:
+    def find_late(self) -> LateRank | None:
         """Return the rank that is late again and again in some group, the one that costs most."""
         found = [late for arrivals in self._complete.values() if (late := _judge(list(arrivals))) is not None]
         return max(found, key=lambda pair: pair[0])[1] if found else None
@@ -99,7 +99,7 @@ class Arrivals:
         self._complete.clear()
 
 
-def _judge(arrivals: list[dict[int, int]]) -> tuple[float, Lateness] | None:
+def _judge(arrivals: list[dict[int, int]]) -> tuple[float, LateRank] | None:
     """Return the cost of the latest rank as a share of the time, and the rank."""
     if len(arrivals) < FEWEST:
         return None
@@ -115,7 +115,7 @@ def _judge(arrivals: list[dict[int, int]]) -> tuple[float, Lateness] | None:
     if len(lags) < MIN_SHARE * len(arrivals) or typical < MIN_LAG_NS or cost < MIN_COST:
         return None
     waits = Counter({other: sum(arrived[rank] - arrived[other] for arrived in arrivals) for other in arrivals[0]})
-    return cost, Lateness(late=rank, on_time=waits.most_common(1)[0][0])
+    return cost, LateRank(late=rank, on_time=waits.most_common(1)[0][0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ class LateRanks:
     def __init__(self, records: Subscription, node_folder: Path) -> None:
         """Start at once."""
         self._records, self._folder = records, node_folder
-        self._arrivals = Arrivals()
+        self._arrivals = RankArrivals()
         self._thread = LauncherThread(self._work, "late-ranks", niceness=NICENESS)
         self._thread.start()
 
@@ -228,7 +228,7 @@ class LateRanks:
                 samplings, newest_s = samplings + 1, time.monotonic()
                 self._arrivals.forget()
 
-    def _sample(self, lateness: Lateness) -> None:
+    def _sample(self, lateness: LateRank) -> None:
         spy = find_py_spy()
         pids = [self._arrivals.pids.get(rank, 0) for rank in (lateness.late, lateness.on_time)]
         if spy is None or not all(pids):

@@ -12,7 +12,7 @@ from dtprof.lint.rank_values import NUM_RANKS, Value, truth
 from dtprof.lint.scopes import Scopes
 from dtprof.lint.sequences import Sequences
 from dtprof.lint.sources import Function
-from dtprof.lint.walker import TooLargeError, own_nodes, place_of
+from dtprof.lint.walker import TooManyPathsError, own_nodes, place_of
 
 ROOT_AT = {"broadcast": 1, "reduce": 1, "broadcast_object_list": 1}
 ROOT_WORDS = ("src", "dst", "group_src", "group_dst")
@@ -35,7 +35,7 @@ def check(function: Function, scopes: Scopes, sequences: Sequences) -> Iterator[
         found = [_finding(function, divergence) for divergence in divergences]
         if not found and (order := find_order(by_rank)) is not None:
             found = [_order(function, *order)]
-    except (TooLargeError, RecursionError):
+    except (TooManyPathsError, RecursionError):
         return  # too many paths to compare
     yield from found
     if sequences.is_called_with_own_rank(function):

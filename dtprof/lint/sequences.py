@@ -12,7 +12,7 @@ from dtprof.lint.rank_steps import OP, Condition, Token, Tokens
 from dtprof.lint.rank_values import NUM_RANKS, Value, truth
 from dtprof.lint.scopes import Scope, Scopes
 from dtprof.lint.sources import Function, last_name
-from dtprof.lint.walker import TooLargeError, Walker, own_nodes, place_of
+from dtprof.lint.walker import TooManyPathsError, Walker, own_nodes, place_of
 
 MAX_INLINED = 60
 
@@ -65,7 +65,7 @@ class Sequences:
             found = self.of_rank(function, 0)
             if not found:
                 found = self.of_rank(function, 1)
-        except (TooLargeError, RecursionError):
+        except (TooManyPathsError, RecursionError):
             found = ()
         self._running.discard(function)
         count = sum(1 for token in found for _ in token.operations())
@@ -125,7 +125,7 @@ class Sequences:
         """Return the operations that one rank issues in a function.
 
         Raises:
-            TooLargeError: it has too many paths.
+            TooManyPathsError: it has too many paths.
         """
         scope = self._scopes.known(function)
         if scope is None:
@@ -149,7 +149,7 @@ class Sequences:
                 for handler, body in (*((one, one.body) for one in node.handlers), (None, node.finalbody)):
                     try:
                         found = Walker(self.issued, function, scope, 0).block(body, 0, tuple, (), in_loop=False)
-                    except (TooLargeError, RecursionError):
+                    except (TooManyPathsError, RecursionError):
                         continue  # too many paths
                     if found:
                         yield node, handler, found

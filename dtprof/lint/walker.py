@@ -38,7 +38,7 @@ _COMPOUND = (
 )
 
 
-class TooLargeError(Exception):
+class TooManyPathsError(Exception):
     """A function has too many paths to compare."""
 
 
@@ -80,7 +80,7 @@ class Walker:
             at += 1
         self._left -= 1
         if self._left < 0:
-            raise TooLargeError
+            raise TooManyPathsError
         if at == len(body):
             return (*plain, *after())
         node = body[at]

@@ -36,7 +36,7 @@ from dtprof.records.rank_log.segments import (
 )
 from dtprof.records.rank_log.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
 from dtprof.records.rank_log.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
-from dtprof.records.replicas import RankProcess, describe_replicas, separate_replicas
+from dtprof.records.replicas import ReplicaProcess, describe_replicas, separate_replicas
 from dtprof.records.run_cache import MOST_BYTES, RankCache
 from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
@@ -268,7 +268,7 @@ def _started(processes: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], li
 
 def _read_process(
     started: Mapping[tuple[str, int], Sequence[int]], rank: int, attempt: int, folder: Path
-) -> RankProcess | None:
+) -> ReplicaProcess | None:
     """Describe a process of a rank that has several; None where its log cannot be read.
 
     It is active from its import of torch on: programs that start together may take their steps one after the other.
@@ -282,7 +282,7 @@ def _read_process(
         return None
     parent = int_or_0(process.get("ppid"))
     opened_ns = loaded.first_ns + loaded.monotonic_to_realtime_ns
-    return RankProcess(
+    return ReplicaProcess(
         rank=rank,
         attempt=attempt,
         folder=folder,

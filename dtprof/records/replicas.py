@@ -17,7 +17,7 @@ REPLICA_GROUP = "replica group "
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankProcess:
+class ReplicaProcess:
     """One process of a rank: who it met, and when it was active, by the wall clock."""
 
     rank: int
@@ -34,7 +34,7 @@ class RankProcess:
 class _Team:
     """Processes that started together, of different ranks."""
 
-    members: dict[int, RankProcess] = field(default_factory=dict)
+    members: dict[int, ReplicaProcess] = field(default_factory=dict)
     generation: int = 0  # teams of the same ranks in this replica before it
 
     @property
@@ -59,7 +59,7 @@ class _Team:
 
 
 def separate_replicas(
-    folders: Folders, read: Callable[[int, int, Path], RankProcess | None]
+    folders: Folders, read: Callable[[int, int, Path], ReplicaProcess | None]
 ) -> tuple[dict[int, list[tuple[int, Path]]], int]:
     """Return the folders by rank, ranks of replicas numbered on, and the number of replicas.
 
@@ -89,7 +89,7 @@ def separate_replicas(
     return dict(sorted(separated.items())), len(replicas)
 
 
-def _find_teams(processes: Iterable[RankProcess]) -> list[_Team]:
+def _find_teams(processes: Iterable[ReplicaProcess]) -> list[_Team]:
     """Return the processes that met, in the order of their begins; of one rank each is of another team."""
     teams: dict[str, list[_Team]] = {}
     for process in sorted(processes, key=lambda process: process.begin_ns):

@@ -7,7 +7,7 @@ import re
 from enum import Enum, auto
 
 
-class Growth(Enum):
+class FileKind(Enum):
     """How a file comes to be."""
 
     WHOLE = auto()  # written at once, or replaced by a new version
@@ -21,19 +21,19 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _RANK = re.compile(r"rank-\d{5,7}\.\d{1,4}")
 _NODE = re.compile(r"node-[A-Za-z0-9._-]{1,200}")
 _OF_RANKS = {
-    Growth.SEGMENT: r"events\.\d{5,8}",
-    Growth.ARCHIVE: r"events\.\d{5,8}\.z",
-    Growth.LINES: r"strings\.jsonl",
-    Growth.WHOLE: r"dropped\.json|crash\.txt|window-\d{1,15}-\d{1,15}\.pt\.trace\.json\.gz"
+    FileKind.SEGMENT: r"events\.\d{5,8}",
+    FileKind.ARCHIVE: r"events\.\d{5,8}\.z",
+    FileKind.LINES: r"strings\.jsonl",
+    FileKind.WHOLE: r"dropped\.json|crash\.txt|window-\d{1,15}-\d{1,15}\.pt\.trace\.json\.gz"
     r"|memory-\d{1,9}\.(json\.gz|pickle)",
 }
 _OF_NODES = {
-    Growth.LINES: r"(processes|exits|samples|clock|mismatches|lateness)\.jsonl",
-    Growth.WHOLE: r"stacks\.json|launcher-\d{1,10}\.json",
+    FileKind.LINES: r"(processes|exits|samples|clock|mismatches|lateness)\.jsonl",
+    FileKind.WHOLE: r"stacks\.json|launcher-\d{1,10}\.json",
 }
 
 
-def growth_of(folder: str, file: str) -> Growth | None:
+def growth_of(folder: str, file: str) -> FileKind | None:
     """Return how a file of a run grows; None for a name that is not sent."""
     if _RANK.fullmatch(folder):
         names = _OF_RANKS

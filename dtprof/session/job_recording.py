@@ -60,13 +60,13 @@ def compare_while_running(records: "Subscription") -> comparison_thread.Comparis
     return compare
 
 
-def diagnose_stalled(run: Path) -> hang_watcher.Verdict:
+def diagnose_stalled(run: Path) -> hang_watcher.StallVerdict:
     """Return the verdict on a job that has made no progress for the stall threshold."""
     from dtprof.report.text.verdict_text import verdict_text
     from dtprof.session.run_diagnosis import diagnose_run
 
     verdict = diagnose_run(run, in_a_hurry=True, is_stalled=True)
-    return hang_watcher.Verdict(
+    return hang_watcher.StallVerdict(
         # A rank that raised may live on, in a thread that does not end, and its launcher wait for it.
         is_hang=verdict.outcome in ("hang", "crash"),
         text=verdict_text(verdict),

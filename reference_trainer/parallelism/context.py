@@ -5,7 +5,8 @@ stay; keys and values are gathered for each attention, and their gradients are a
 rank to rank (ring.py).
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -14,14 +15,15 @@ from torch.nn import functional
 
 from reference_trainer.models.attention import AttentionCore, MultiHeadAttention, Positions
 
-if TYPE_CHECKING:
-    from reference_trainer.parallelism.ring import RingCore
-
 # The mask is over keys, which every rank has gathered: it stays whole.
 WHOLE = ("encoder_mask",)
 
 
-def divide_context(model: nn.Module, axis: DeviceMesh | None, core: "type[GatheringCore | RingCore]") -> None:
+def divide_context(
+    model: nn.Module,
+    axis: DeviceMesh | None,
+    core: "Callable[[distributed.ProcessGroup, DividedPositions], AttentionCore]",
+) -> None:
     """Let a model see its part of every sequence: other positions, and attention over all ranks of an axis."""
     if axis is None:
         return

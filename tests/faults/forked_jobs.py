@@ -162,9 +162,9 @@ def _patience_s() -> float:
     return HANG_AFTER_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def _judge(run: Path) -> hang_watcher.Verdict:
+def _judge(run: Path) -> hang_watcher.StallVerdict:
     verdict = diagnose_run(run)
-    return hang_watcher.Verdict(is_hang=verdict.outcome in ("hang", "crash"), text=verdict_text(verdict))
+    return hang_watcher.StallVerdict(is_hang=verdict.outcome in ("hang", "crash"), text=verdict_text(verdict))
 
 
 def _send_all(pids: set[int], number: int) -> None:

@@ -14,7 +14,9 @@ def end_of(command: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> job_laun
     settings = job_launch.JobSettings(
         output=run, force=False, join=False, native=True, max_log_mb=64, hang_after_s=60, stop_on_hang=False
     )
-    return job_launch.run_job(["sh", "-c", command], settings, lambda _: hang_watcher.Verdict(is_hang=False, text=""))
+    return job_launch.run_job(
+        ["sh", "-c", command], settings, lambda _: hang_watcher.StallVerdict(is_hang=False, text="")
+    )
 
 
 def refuse(*_: object, **__: object) -> None:

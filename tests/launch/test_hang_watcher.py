@@ -22,7 +22,7 @@ class Job:
         self.heads = {0: 0, 1: 0}
         self.said: list[str] = []
         self.num_diagnoses = 0
-        self.verdict = hang_watcher.Verdict(is_hang=True, text="rank 1 never called all_reduce")
+        self.verdict = hang_watcher.StallVerdict(is_hang=True, text="rank 1 never called all_reduce")
         self.watcher = hang_watcher.Watcher(
             run=folder,
             hang_after_s=hang_after_s,
@@ -31,7 +31,7 @@ class Job:
             clock=lambda: self.now_s,
         )
 
-    def diagnose(self, run: Path) -> hang_watcher.Verdict:
+    def diagnose(self, run: Path) -> hang_watcher.StallVerdict:
         assert run == self.folder
         self.num_diagnoses += 1
         return self.verdict
@@ -129,7 +129,7 @@ def test_the_same_verdict_is_reported_once(job: Job) -> None:
     job.wait(100.0)
     first = job.watcher.hang_detected_ns
     assert (len(job.said), job.num_diagnoses) == (1, 4), "after 10, 20, 40 and 80 s"
-    job.verdict = hang_watcher.Verdict(is_hang=True, text="with other figures", headline=job.verdict.text)
+    job.verdict = hang_watcher.StallVerdict(is_hang=True, text="with other figures", headline=job.verdict.text)
     job.wait(100.0)
     assert (len(job.said), job.num_diagnoses) == (1, 5)
     assert job.watcher.hang_detected_ns == first
@@ -154,7 +154,7 @@ def test_of_several_launchers_of_one_run_one_tells_and_all_know(job: Job) -> Non
 def test_a_hang_that_comes_to_another_verdict_without_any_progress_is_reported_again(job: Job) -> None:
     job.start()
     job.wait(12.0)
-    job.verdict = hang_watcher.Verdict(is_hang=True, text="rank 1 was killed")
+    job.verdict = hang_watcher.StallVerdict(is_hang=True, text="rank 1 was killed")
     job.wait(10.0)
     assert [text.splitlines()[1] for text in job.said] == ["rank 1 never called all_reduce", "rank 1 was killed"]
 
@@ -186,14 +186,14 @@ def test_another_verdict_is_reported_as_well(job: Job) -> None:
     job.move(0)
     job.wait(1.0)
     assert job.watcher.hang is None, "progress ends the hang"
-    job.verdict = hang_watcher.Verdict(is_hang=True, text="rank 0 waits in send")
+    job.verdict = hang_watcher.StallVerdict(is_hang=True, text="rank 0 waits in send")
     job.wait(20.0)
     assert [text.splitlines()[1] for text in job.said] == ["rank 1 never called all_reduce", "rank 0 waits in send"]
 
 
 def test_ranks_that_only_compute_for_long_raise_no_alarm_and_are_looked_at_again(job: Job) -> None:
     job.start()
-    computing = hang_watcher.Verdict(is_hang=False, text="")
+    computing = hang_watcher.StallVerdict(is_hang=False, text="")
     hang, job.verdict = job.verdict, computing
     job.wait(30.0)
     assert (job.said, job.watcher.hang, job.watcher.hang_detected_ns) == ([], None, None)
@@ -205,7 +205,7 @@ def test_ranks_that_only_compute_for_long_raise_no_alarm_and_are_looked_at_again
 
 def test_a_first_step_gets_longer(job: Job) -> None:
     job.start()
-    job.verdict = hang_watcher.Verdict(is_hang=True, text="rank 1 does not come", is_early=True)
+    job.verdict = hang_watcher.StallVerdict(is_hang=True, text="rank 1 does not come", is_early=True)
     job.wait(49.0)
     assert (job.said, job.watcher.hang) == ([], None)
     job.wait(5.0)
@@ -215,7 +215,7 @@ def test_a_first_step_gets_longer(job: Job) -> None:
 
 def test_what_stalls_without_a_known_reason_is_reported_once_and_is_no_hang(job: Job) -> None:
     job.start()
-    job.verdict = hang_watcher.Verdict(is_hang=False, text="every rank sleeps", is_unclear=True)
+    job.verdict = hang_watcher.StallVerdict(is_hang=False, text="every rank sleeps", is_unclear=True)
     job.wait(60.0)
     assert [text.splitlines()[1] for text in job.said] == ["every rank sleeps"]
     assert (job.watcher.hang, job.watcher.hang_detected_ns) == (None, None)

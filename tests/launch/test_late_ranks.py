@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dtprof.launch.late_ranks import (
-    Arrivals,
     Difference,
-    Lateness,
+    LateRank,
+    RankArrivals,
     compare_profiles,
     describe_work,
     read_profile,
@@ -21,9 +21,9 @@ from tests.builders import RankBuilder
 MS = 1_000_000
 
 
-def arrivals(lags_ms: dict[int, list[int]]) -> Arrivals:
+def arrivals(lags_ms: dict[int, list[int]]) -> RankArrivals:
     """Return what three ranks have issued every 50 ms, each later by its lags."""
-    found = Arrivals()
+    found = RankArrivals()
     for rank in range(3):
         builder = RankBuilder(rank, 3)
         for i in range(12):
@@ -52,7 +52,7 @@ def test_only_a_rank_that_comes_last_most_of_the_time_is_late(lags_ms: dict[int,
 
 def test_lateness_is_judged_by_what_came_since_the_last_sampling() -> None:
     seen = arrivals({2: [20]})
-    assert seen.find_late() == Lateness(late=2, on_time=0)
+    assert seen.find_late() == LateRank(late=2, on_time=0)
     seen.forget()
     assert seen.find_late() is None
 

@@ -136,8 +136,8 @@ def settings(output: Path) -> job_launch.JobSettings:
     )
 
 
-def no_hang(_: Path) -> hang_watcher.Verdict:
-    return hang_watcher.Verdict(is_hang=False, text="")
+def no_hang(_: Path) -> hang_watcher.StallVerdict:
+    return hang_watcher.StallVerdict(is_hang=False, text="")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.reader import open_run
-from dtprof.records.replicas import RankProcess, describe_replicas, separate_replicas
+from dtprof.records.replicas import ReplicaProcess, describe_replicas, separate_replicas
 from tests.builders import WALL_CLOCK_NS, RankBuilder, write_run
 
 Row = tuple[int, int, str, int, int]  # rank, attempt, meeting, begin, end
@@ -20,7 +20,7 @@ def separate(rows: list[Row], parents: dict[int, int] | None = None) -> tuple[di
     for pid, (rank, attempt, meeting, begin, end) in enumerate(rows, 100):
         path = Path(f"{rank}.{attempt}")
         parent = (parents or {}).get(pid, 1)
-        known[path] = RankProcess(
+        known[path] = ReplicaProcess(
             rank=rank, attempt=attempt, folder=path, pid=pid, parent=parent, meeting=meeting, begin_ns=begin, end_ns=end
         )
         folders.setdefault(rank, []).append((attempt, path))

@@ -39,7 +39,6 @@ STEP, EXPOSED, BUBBLE_FRACTION = "step_ns", "exposed_ns", "bubble_fraction"
 BUBBLE = "bubble_ns"
 SAMPLES = (RSS_BYTES, CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES)
 """Memory that is sampled at each step; peaks are one number a rank."""
-OF_COLLECTIVES = ("exposed_ns", "wait_ns", "transfer_ns", "bytes", "count")
 
 
 class Figure(NamedTuple):

@@ -53,9 +53,6 @@ class _Measured:
     chunks: int
     microbatches: int
 
-    def stages_of(self, rank: int) -> range:
-        return range(rank, self.ranks * self.chunks, self.ranks)
-
 
 _Took = Callable[[Act], Floats]
 

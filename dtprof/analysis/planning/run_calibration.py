@@ -14,7 +14,6 @@ from dtprof.errors import UsageError
 LARGE_BYTES = 1 << 16
 """Transfers of fewer bytes say nothing about a bandwidth."""
 SHARDED = ("fsdp", "dp_shard")
-REPLICATED = ("dp", "ddp", "dp_replicate")
 
 
 @dataclass(frozen=True, kw_only=True)

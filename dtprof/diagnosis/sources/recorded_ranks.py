@@ -4,7 +4,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from dtprof.job.issued_operations import MESSAGE, ChannelEnd, LazyOperations, Op
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.job.stalls import INTERVAL_NS, MAX_PAUSES
 from dtprof.records import codes, events, schema
+from dtprof.records.reader import Run
 from dtprof.records.tables import UNKNOWN_NS, Array, Past, ProcessExit, RankTables, Site, ids_named, join, select
 
 MAX_OPERATIONS = 400_000
@@ -34,20 +35,6 @@ LONG_PHASES = (events.CHECKPOINT, events.COMPILE)
 NO_PAST = Past(counts={}, messages={}, batches=0, exhausted=0, newest_is_exhaustion=False, forwards=0, longest_gap_ns=0)
 
 
-class RankRecords(Protocol):
-    """Where the records of ranks come from."""
-
-    def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
-        """Read one rank in an attempt, its last unless named; at least so many operations, and the sums of the rest."""
-
-
-class Run(Protocol):
-    """A run, whose ranks are read part by part; run_format.reader.Run is one."""
-
-    def part(self, ranks: Sequence[int]) -> RankRecords:
-        """Return the records of some ranks: picklable, and little more than where they lie."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankRead:
     """The evidence in the files of one rank."""
@@ -62,7 +49,7 @@ class RankRead:
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    records: RankRecords
+    records: Run
     ranks: Sequence[int]
     attempt: int | None
     newest: int

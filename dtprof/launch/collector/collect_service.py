@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dtprof.launch.collector.run_store import MOST_MANIFEST_BYTES, MOST_PIECES_BYTES, Opening, Refusal, RunStore
-from dtprof.records.sent_files import Growth
+from dtprof.records.sent_files import FileKind
 
 MOST_LINES_BYTES = 2 << 20
 MOST_FILE_BYTES = 512 << 20
@@ -107,7 +107,7 @@ def make_app(store: RunStore, *, token: str, note: Callable[[str], None]) -> Sta
 
     async def put(request: Request) -> Response:
         target, growth = _target(request)
-        if growth is Growth.SEGMENT:
+        if growth is FileKind.SEGMENT:
             raise Refusal(400, "a segment is sent in pieces")
         length = _number(request, "content-length", request.headers.get("content-length"))
         if length > MOST_FILE_BYTES:
@@ -124,14 +124,14 @@ def make_app(store: RunStore, *, token: str, note: Callable[[str], None]) -> Sta
 
     async def patch(request: Request) -> Response:
         target, growth = _target(request)
-        most = MOST_PIECES_BYTES if growth is Growth.SEGMENT else MOST_LINES_BYTES
+        most = MOST_PIECES_BYTES if growth is FileKind.SEGMENT else MOST_LINES_BYTES
         body = await _body(request, most)
         length = _number(request, "content-length", request.headers.get("content-length"))
         _check_whole(request, len(body), length, zlib.crc32(body))
-        if growth is Growth.SEGMENT:
+        if growth is FileKind.SEGMENT:
             store.write_pieces(target, body)
             return answer()
-        if growth is not Growth.LINES:
+        if growth is not FileKind.LINES:
             raise Refusal(400, f"{target.name} is sent as a whole")
         return answer(size=store.append(target, _number(request, "at", request.query_params.get("at")), body))
 
@@ -139,7 +139,7 @@ def make_app(store: RunStore, *, token: str, note: Callable[[str], None]) -> Sta
         store.delete(*_target(request))
         return answer()
 
-    def _target(request: Request) -> tuple[Path, Growth]:
+    def _target(request: Request) -> tuple[Path, FileKind]:
         found = request.path_params
         return store.target(found["launcher"], found["folder"], found["file"])
 

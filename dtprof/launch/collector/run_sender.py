@@ -28,7 +28,7 @@ from dtprof.launch.collector.sinks import (
 )
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
 from dtprof.records import paths, run_facts, schema, writer
-from dtprof.records.sent_files import Growth, growth_of
+from dtprof.records.sent_files import FileKind, growth_of
 
 STATE = ".sent.json"
 EVERY_S = 2.0
@@ -151,7 +151,7 @@ class RunSender:
 
     def _send_folder(self, folder: Path, *, sends_tails: bool, is_last: bool) -> set[str]:
         """Send what is new in a folder; return the names of what there is."""
-        files: dict[str, tuple[Growth, os.stat_result]] = {}
+        files: dict[str, tuple[FileKind, os.stat_result]] = {}
         with os.scandir(folder) as entries:
             for entry in entries:
                 growth = growth_of(folder.name, entry.name)
@@ -163,11 +163,11 @@ class RunSender:
         for file, (growth, _) in sorted(files.items()):
             name = f"{folder.name}/{file}"
             present.add(name)
-            if growth is Growth.SEGMENT and (is_last or not self._appends):
+            if growth is FileKind.SEGMENT and (is_last or not self._appends):
                 present.add(f"{name}.z")
                 if sends_tails:
                     self._send_rest(name)
-            elif growth is Growth.SEGMENT and sends_tails:
+            elif growth is FileKind.SEGMENT and sends_tails:
                 tails += self._new_records(name)
                 if sum(len(packed) for _, packed in tails) > PIECES_BYTES:  # of many ranks: memory stays bounded
                     self._send_strings(folder, files)
@@ -176,9 +176,9 @@ class RunSender:
         for file, (growth, status) in sorted(files.items()):
             name = f"{folder.name}/{file}"
             with suppress(FileNotFoundError):  # dropped or archived since the folder was listed
-                if growth is Growth.LINES and self._appends:
+                if growth is FileKind.LINES and self._appends:
                     self._send_lines(name)
-                elif growth is not Growth.SEGMENT and (growth is not Growth.LINES or sends_tails):
+                elif growth is not FileKind.SEGMENT and (growth is not FileKind.LINES or sends_tails):
                     self._send_whole(name, status)
         # An id is written before it is used: names go before the records that were read before them.
         self._send_tails(tails)
@@ -188,7 +188,7 @@ class RunSender:
     def _appends(self) -> bool:
         return self._opened is not None and self._opened.appends
 
-    def _send_strings(self, folder: Path, files: "dict[str, tuple[Growth, os.stat_result]]") -> None:
+    def _send_strings(self, folder: Path, files: "dict[str, tuple[FileKind, os.stat_result]]") -> None:
         if paths.STRINGS in files:
             self._send_lines(f"{folder.name}/{paths.STRINGS}")
 
@@ -296,7 +296,7 @@ class RunSender:
     def _forget(self, name: str) -> None:
         """Remove at the other end what is gone here: dropped for want of room, or replaced by its archive."""
         growth = growth_of(*name.split("/", 1))
-        if growth in (Growth.SEGMENT, Growth.ARCHIVE, Growth.WHOLE) and f"{name}.z" not in self._known:
+        if growth in (FileKind.SEGMENT, FileKind.ARCHIVE, FileKind.WHOLE) and f"{name}.z" not in self._known:
             self._sink.delete(name)
         self._known.pop(name, None)
         self._tails.pop(name, None)

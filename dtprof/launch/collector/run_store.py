@@ -21,7 +21,7 @@ from typing import Any
 from dtprof.launch.run_gathering import OF_A_LAUNCHER, merge_manifests
 from dtprof.records import paths, run_facts, schema, writer
 from dtprof.records.rank_log import archive
-from dtprof.records.sent_files import NAME, Growth, growth_of
+from dtprof.records.sent_files import NAME, FileKind, growth_of
 
 STATE = ".collect.json"
 OF_LAUNCHER = ".collect-{}.json"
@@ -256,7 +256,7 @@ class RunStore:
 
     # Files
 
-    def target(self, id_: str, folder: str, file: str) -> tuple[Path, Growth]:
+    def target(self, id_: str, folder: str, file: str) -> tuple[Path, FileKind]:
         """Return where a file of a launcher goes, and how it grows; its folder is made.
 
         Raises:
@@ -364,7 +364,7 @@ class RunStore:
         """Return where a whole file is written to before it takes its place."""
         return target.with_name(f"{DRAFT}.{next(self._drafts)}.{target.name}")  # a request may be sent twice at once
 
-    def put(self, draft: Path, target: Path, growth: Growth, *, mtime_ns: int) -> None:
+    def put(self, draft: Path, target: Path, growth: FileKind, *, mtime_ns: int) -> None:
         """Let a whole file take its place, and remember the time of the version.
 
         Raises:
@@ -372,21 +372,21 @@ class RunStore:
         """
         size = draft.stat().st_size
         before = target.stat().st_size if target.exists() else 0
-        if growth is Growth.ARCHIVE:
+        if growth is FileKind.ARCHIVE:
             _check_archive(draft)
             segment = target.with_suffix("")
             if segment.exists():
                 _complete(segment, draft)
-        if growth is not Growth.LINES:  # those say when a host was last heard of, by the clock here
+        if growth is not FileKind.LINES:  # those say when a host was last heard of, by the clock here
             os.utime(draft, ns=(mtime_ns, mtime_ns))
         draft.replace(target)
-        if growth is Growth.ARCHIVE:
+        if growth is FileKind.ARCHIVE:
             segment.unlink(missing_ok=True)
         self._used += size - before
 
-    def delete(self, target: Path, growth: Growth) -> None:
+    def delete(self, target: Path, growth: FileKind) -> None:
         """Remove what the launcher's host has dropped for want of room."""
-        if growth in (Growth.SEGMENT, Growth.ARCHIVE, Growth.WHOLE) and target.exists():
+        if growth in (FileKind.SEGMENT, FileKind.ARCHIVE, FileKind.WHOLE) and target.exists():
             self._used -= target.stat().st_blocks * 512
             target.unlink()
 
