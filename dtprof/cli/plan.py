@@ -49,6 +49,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="RUN",
         help="measure what is not given in this run, or take bandwidths from this file of dtprof doctor; repeatable",
     )
+    runs.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="keep the figures of the runs of --from in this file of the cluster, and plan with those of all in it",
+    )
     runs.add_argument("--check", type=Path, metavar="RUN", help="say how far the plan of this run's layout is off")
     parser.add_argument("--top", metavar="N", default="20", help="plans to list (default: 20)")
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
@@ -67,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         config=arguments.config,
         runs=tuple(arguments.from_runs),
         check=arguments.check,
+        calibration=arguments.calibration,
         recompute=arguments.recompute,
     )
     result = plan(request, engine_options.chosen_engine(arguments))

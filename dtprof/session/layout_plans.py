@@ -1,17 +1,26 @@
 """Plan layouts of a model on a cluster, from options and measured runs."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtprof.analysis.planning.layout_costs import Cluster
 from dtprof.analysis.planning.model_shapes import ModelShape, infer_shape, read_shape
 from dtprof.analysis.planning.plans import make_plans
-from dtprof.analysis.planning.run_calibration import Calibration, PlanResult, calibrate, check_plan, measure_sequence
+from dtprof.analysis.planning.run_calibration import (
+    Calibration,
+    MeasuredRun,
+    PlanResult,
+    calibrate,
+    check_plan,
+    measure_run,
+    measure_sequence,
+)
 from dtprof.errors import UsageError
 from dtprof.session.cluster_matrices import read_link_rates
 from dtprof.session.engines import Engine, open_run
+from dtprof.session.kept_calibrations import keep_runs, read_runs
 from dtprof.session.run_results import summarise
 
 RANKS_PER_HOST = 8
@@ -31,6 +40,7 @@ class PlanRequest:
     config: Path | None = None
     runs: tuple[Path, ...] = ()
     check: Path | None = None
+    calibration: Path | None = None  # file of the cluster, in which figures of runs are kept
     recompute: bool = False
 
 
@@ -47,7 +57,12 @@ def plan(request: PlanRequest, engine: Engine) -> PlanResult:
     matrices = [path for path in request.runs if path.is_file()]
     summaries = [summarise(open_run(path, engine), engine) for path in request.runs if path not in matrices]
     sequence = sequence or (model.sequence if model else measure_sequence(summaries)) or SEQUENCE
-    measured = calibrate(summaries, model, sequence)
+    paths = (path for path in request.runs if path not in matrices)
+    runs = [
+        replace(measure_run(summary, model, sequence), run=str(path.resolve()))
+        for path, summary in zip(paths, summaries, strict=True)
+    ]
+    measured = calibrate([*runs, *_join_kept(request.calibration, runs)])
     for path in matrices:
         measured = _with_links(measured, path)
     if model is None:
@@ -68,6 +83,16 @@ def plan(request: PlanRequest, engine: Engine) -> PlanResult:
         summary = summarise(open_run(request.check, engine), engine)
         checked = check_plan(summary, model, cluster, batch=batch, recompute=request.recompute)
     return PlanResult(plans=plans, checked=tuple(checked), reasons=measured.reasons)
+
+
+def _join_kept(file: Path | None, runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
+    """Keep the figures of runs in the file of the cluster, and return those of the other runs in it."""
+    if file is None:
+        return []
+    known = read_runs(file)
+    if runs:
+        keep_runs(file, known, runs)
+    return [run for run in known if run.run not in {measured.run for measured in runs}]
 
 
 def _with_links(measured: Calibration, file: Path) -> Calibration:

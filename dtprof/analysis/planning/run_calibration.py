@@ -1,6 +1,6 @@
 """Calibrate plans from measured runs of a cluster, and compare a plan with the run that followed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,51 +54,71 @@ def measure_sequence(summaries: Sequence[Summary]) -> int | None:
     return None
 
 
-def calibrate(summaries: Sequence[Summary], model: ModelShape | None, sequence: int) -> Calibration:
-    """Return medians of the measured figures over runs."""
-    reasons: list[str] = []
-    rates: list[float] = []
-    links: list[float] = []
-    networks: list[float] = []
-    parameters: list[float] = []
-    batches: list[int] = []
-    others: list[float] = []
-    for summary in summaries:
-        own = _count_parameters(summary)
-        tokens = summary.throughput.tokens_per_step if summary.throughput else None
-        compute = [rank.partition_ns["compute"] for rank in summary.ranks if rank.partition_ns]
-        known = [time for time in compute if time]
-        if own:
-            parameters.append(own)
-        if tokens:
-            batches.append(max(1, round(tokens / sequence)))
-        shape = model or (infer_shape(own, sequence=sequence) if own else None)
-        if tokens and known and shape is not None:
-            rates.append(shape.flops_per_token * tokens / (summary.world_size * float(np.mean(known)) / 1e9))
-        else:
-            lacks = "tokens of a step" if not tokens else "time of computation" if not known else "parameters"
-            reasons.append(f"step_ns: {summary.run} does not show the {lacks}")
-        others += [
-            float(rank.peak_bytes - sum(nbytes or 0 for nbytes in rank.memory_categories.values()))
-            for rank in summary.ranks
-            if rank.peak_bytes and rank.memory_categories
-        ]
-        spans = len(summary.hosts) > 1
-        busbw = [
-            row.busbw_gb_per_s * 1e9
-            for row in summary.collectives
-            if row.busbw_gb_per_s and row.bytes and row.bytes >= LARGE_BYTES
-        ]
-        if busbw:
-            (networks if spans else links).append(max(busbw))
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """The figures that one run gives plans of its cluster; None where it did not measure them."""
+
+    run: str
+    flops_per_s: float | None = None  # of a rank, on the model
+    link_bytes_per_s: float | None = None
+    network_bytes_per_s: float | None = None
+    other_bytes: float | None = None
+    parameters: float | None = None  # of the model: says nothing about the cluster, as does the batch
+    batch: int | None = None
+    reason: str = ""  # why its computation is not known
+
+
+def measure_run(summary: Summary, model: ModelShape | None, sequence: int) -> MeasuredRun:
+    """Return the figures of a run; its computation is that of the model where one is given, else of its own shape."""
+    parameters = _count_parameters(summary)
+    tokens = summary.throughput.tokens_per_step if summary.throughput else None
+    compute = [rank.partition_ns["compute"] for rank in summary.ranks if rank.partition_ns]
+    known = [time for time in compute if time]
+    shape = model or (infer_shape(parameters, sequence=sequence) if parameters else None)
+    rate, reason = None, ""
+    if tokens and known and shape is not None:
+        rate = shape.flops_per_token * tokens / (summary.world_size * float(np.mean(known)) / 1e9)
+    else:
+        lacks = "tokens of a step" if not tokens else "time of computation" if not known else "parameters"
+        reason = f"step_ns: {summary.run} does not show the {lacks}"
+    others = [
+        float(rank.peak_bytes - sum(nbytes or 0 for nbytes in rank.memory_categories.values()))
+        for rank in summary.ranks
+        if rank.peak_bytes and rank.memory_categories
+    ]
+    spans = len(summary.hosts) > 1
+    busbw = [
+        row.busbw_gb_per_s * 1e9
+        for row in summary.collectives
+        if row.busbw_gb_per_s and row.bytes and row.bytes >= LARGE_BYTES
+    ]
+    best = max(busbw, default=None)
+    return MeasuredRun(
+        run=summary.run,
+        flops_per_s=rate,
+        link_bytes_per_s=None if spans else best,
+        network_bytes_per_s=best if spans else None,
+        other_bytes=_median(others),
+        parameters=parameters,
+        batch=max(1, round(tokens / sequence)) if tokens else None,
+        reason=reason,
+    )
+
+
+def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
+    """Return medians of the measured figures over runs of one cluster."""
+
+    def median(values: Iterable[float | None]) -> float | None:
+        return _median([value for value in values if value is not None])
+
     return Calibration(
-        flops_per_s=_median(rates),
-        link_bytes_per_s=_median(links),
-        network_bytes_per_s=_median(networks),
-        parameters=_median(parameters),
-        batch=batches[0] if batches else None,
-        other_bytes=max(0.0, _median(others) or 0.0),
-        reasons=tuple(reasons),
+        flops_per_s=median(run.flops_per_s for run in runs),
+        link_bytes_per_s=median(run.link_bytes_per_s for run in runs),
+        network_bytes_per_s=median(run.network_bytes_per_s for run in runs),
+        parameters=median(run.parameters for run in runs),
+        batch=next((run.batch for run in runs if run.batch), None),
+        other_bytes=max(0.0, median(run.other_bytes for run in runs) or 0.0),
+        reasons=tuple(run.reason for run in runs if run.reason),
     )
 
 

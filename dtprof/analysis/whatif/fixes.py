@@ -13,7 +13,7 @@ import numpy as np
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Dependencies, Floats
 from dtprof.errors import UsageError
-from dtprof.formatting import format_bytes, list_ranks
+from dtprof.formatting import format_bytes, list_ranks, plural
 from dtprof.intervals import Column, Mask
 from dtprof.records import events
 
@@ -237,7 +237,7 @@ def _scale_out(graph: OperationGraph, num_ranks: int, durations: Floats) -> Floa
     new = num_ranks // model
     if not 1 < new <= MAX_GROWTH * old:
         raise Unpredictable(
-            f"{name}: {new} replicas from the {old} that were measured; expected 2 to {MAX_GROWTH * old}"
+            f"{name}: {plural(new, 'replica')} from the {old} that were measured; expected 2 to {MAX_GROWTH * old}"
         )
     scaled = durations.copy()
     for number, kind in enumerate(graph.kinds):
