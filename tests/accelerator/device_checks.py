@@ -6,12 +6,15 @@ import copy
 import io
 import os
 import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from dtprof.capture.memory_categories import Categories
 from reference_trainer.models import build_model, initialise_weights
 from reference_trainer.options import parse_options
 from reference_trainer.parallelism.offload import OffloadedAdamW, offload_activations
@@ -105,6 +108,23 @@ def test_offloaded_training_gives_the_losses_of_the_cpu_and_keeps_its_state_ther
     assert len(state) == 3 * len(list(model.parameters()))
     assert {tensor.device.type for tensor in state} == {"cpu"}
     assert {parameter.device.type for parameter in model.parameters()} == {"sim"}
+
+
+def test_memory_by_category_is_what_lies_on_the_device() -> None:
+    model = nn.Linear(4, 4, device="sim")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4, device="sim")).sum().backward()
+    optimizer.step()
+    roots = SimpleNamespace(models=[model], steps_copies=[])
+    categories = Categories(cast("Any", SimpleNamespace(wrappers=[], roots=roots)), lambda: None)
+    categories.optimizers.add(optimizer)
+    # 20 numbers of 4 bytes, and two averages of each; the numbers of steps lie on the host.
+    held = {"parameters": 80, "gradients": 80, "optimizer_state": 160, "communication": 0}
+    assert categories.held() == held
+    for state in optimizer.state.values():  # as an offloading optimizer keeps it
+        state["exp_avg"], state["exp_avg_sq"] = state["exp_avg"].cpu(), state["exp_avg_sq"].cpu()
+    assert categories.held() == held | {"optimizer_state": 0}
+    assert sorted({what for what, _ in categories.names().values()}) == ["gradients", "optimizer_state", "parameters"]
 
 
 def test_random_numbers_follow_the_seed_and_not_the_threads() -> None:
