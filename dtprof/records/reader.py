@@ -21,7 +21,7 @@ from dtprof.records.nodes.host_clocks import HostClock, host_clocks
 from dtprof.records.nodes.node_memory import read_node_memory
 from dtprof.records.nodes.node_reader import NodeSamples, read_node_samples
 from dtprof.records.rank_log import device_durations, dropped_totals
-from dtprof.records.rank_log.counted_segments import count_past, first_of_newest
+from dtprof.records.rank_log.counted_segments import count_past, find_newest
 from dtprof.records.rank_log.ddp_buckets import label_buckets
 from dtprof.records.rank_log.segments import (
     ITEM_SIZES,
@@ -40,6 +40,8 @@ from dtprof.records.replicas import ReplicaProcess, describe_replicas, separate_
 from dtprof.records.run_cache import MOST_BYTES, RankCache
 from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
+MIN_OF_EACH = 1024
+"""Operations of each rank to read, at least, where only the newest are read."""
 _NOTHING_DROPPED = np.zeros(0, tables.DROPPED)
 
 
@@ -59,6 +61,7 @@ class Run:
     origin: str = ""  # the URL that `path` is a copy of
     lacking: remote.RemoteFiles | None = None  # files of the copy that are fetched as ranks are read
     cache: RankCache | None = None  # of the newest attempts; None: ranks are read each time
+    newest: int | None = None  # operations of all ranks together to read, where the program counts steps; None: all
 
     @property
     def name(self) -> str:
@@ -78,6 +81,9 @@ class Run:
 
     def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
         """Read the last attempts of ranks, in this order; of those with short logs several at a time."""
+        if self.newest is not None:
+            yield from (self._load_newest_steps(rank, self.newest) for rank in ranks)
+            return
         kept = self.cache.tables if self.cache is not None else {}
         for is_kept, some in itertools.groupby(ranks, kept.__contains__):
             if is_kept:
@@ -100,6 +106,14 @@ class Run:
         number, folder = self._folder(rank, attempt)
         newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=of_each)
         return newest if newest is not None else self.load(rank, attempt)
+
+    def _load_newest_steps(self, rank: int, of_all: int) -> RankTables:
+        number, folder = self._folder(rank, None)
+        newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=MIN_OF_EACH)
+        # Steps that the program does not count are counted from the first record that is read.
+        if newest is None or not newest.operations["step"][-1:].any():
+            return read_rank(folder, rank=rank, attempt=number)
+        return dataclasses.replace(newest, past=None)
 
     def _folder(self, rank: int, attempt: int | None) -> tuple[int, Path]:
         attempts = dict(self.folders[rank])
@@ -131,6 +145,16 @@ class Run:
         lacking = self.lacking and self.lacking.of(path.name for attempts in folders.values() for _, path in attempts)
         nothing: dict[str, Any] = {"exit_records": ExitRecords(), "processes": (), "job_facts": {}, "problems": ()}
         return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
+
+    def only_newest(self, operations: int) -> "Run":
+        """Return the run as one of which the newest operations are read, so many of all ranks; itself if it has fewer.
+
+        What else happened since the first of them is read, too. Older records are as good as not recorded.
+        """
+        attempts = (path for folders in self.folders.values() for _, path in folders[-1:])
+        if sum(count_at_most(paths.segment_files(folder)) for folder in attempts) <= operations:
+            return self
+        return dataclasses.replace(self, cache=None, newest=operations)
 
     def kept(self, processes: int = 1) -> "Run":
         """Return the run as one that keeps the ranks it has read, as far as there is room for all processes."""
@@ -405,14 +429,17 @@ def read_newest(folder: Path, *, rank: int, attempt: int, of_all: int, of_each: 
         NewerFormatError: a segment was written by a newer dtprof.
     """
     files = paths.segment_files(folder)
-    first = first_of_newest(files, of_all=of_all, of_each=of_each)
-    if not first:
+    cut = find_newest(files, of_all=of_all, of_each=of_each)
+    if cut is None:
         return None
-    problems: list[str] = []
-    records, headers = _read_segments(files[first:], problems)
+    problems = list(cut.problems)
+    expected = len(cut.rows) - cut.row + count_at_most(files[cut.segment + 1 :])
+    records = Records(operations=OperationRows(expected))
+    cut.load(records)
+    headers = [cut.header, *_read_headers(files[cut.segment + 1 :], records, problems)]
     strings = read_strings(folder, problems)
     newest = by_time(records.operations.parts(), tables.OPERATION, "issued_ns")
-    counted = count_past(files[:first], newest, names_in_tables(strings)["ops"])
+    counted = count_past(files[: cut.segment], cut, newest, names_in_tables(strings)["ops"])
     if counted is None:
         return None
     past, spans, older = counted

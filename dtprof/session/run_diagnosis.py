@@ -140,7 +140,7 @@ def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
 def _summarise(run: reader.Run, executor: Executor) -> "Summary":
     from dtprof.analysis.run_summary import summarise
 
-    return summarise(run, executor)
+    return summarise(run.only_newest(recorded_ranks.MAX_COLLECTIVES), executor)
 
 
 def _read_source(file: Path, run: reader.Run, read: Callable[[Path], Mapping[int, _Fact]]) -> Mapping[int, _Fact]:

@@ -55,7 +55,13 @@ def test_workers_read_the_attempts_before_the_last_too(tmp_path: Path) -> None:
 
 
 def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, limit in (("MAX_COLLECTIVES", 4), ("MAX_TAIL", 6), ("MIN_TAIL", 6), ("MAX_OPERATIONS", 24)):
+    for name, limit in (
+        ("MAX_COLLECTIVES", 4),
+        ("MIN_COLLECTIVES", 6),
+        ("MAX_TAIL", 6),
+        ("MIN_TAIL", 6),
+        ("MAX_OPERATIONS", 24),
+    ):
         monkeypatch.setattr(recorded_ranks, name, limit)
     run = open_run(write_run(tmp_path / "run", hung_job(), exit_status=1))
     (own, *_) = (one.evidence for one in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
@@ -66,5 +72,6 @@ def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monke
     assert own.counts == {(next(iter(own.groups)), False): 2 * STEPS + 1}, "all are counted"
     held = len(pickle.dumps(own))
     monkeypatch.setattr(recorded_ranks, "MAX_TAIL", 200)
+    monkeypatch.setattr(recorded_ranks, "MIN_COLLECTIVES", 200)
     (whole, *_) = (one.evidence for one in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
     assert len(pickle.dumps(whole)) > held + (81 - 6) * 150, "a row has more than 150 bytes"

@@ -1,6 +1,7 @@
 """A straggler: late in most steps, at a notable cost."""
 
 import math
+import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ MIN_LAG_NS = 2_000_000
 """Below that, a rank that the system gives a core a little later is as slow."""
 MAX_CHANCE = 0.02
 """How probable it may be that some rank is to blame in as many steps where each time any may be."""
+MOST_UNSEEN = 0.9 * (1 - 1 / MIN_SLOWDOWN)
+"""Of its steps, for the median rank to be blocked: where it is less, no rank's lag makes up MIN_SLOWDOWN."""
 MANY_STEPS = 500
 """From here on it is not probable, whatever the share."""
 
@@ -29,7 +32,7 @@ MANY_STEPS = 500
 def find_slow_ranks(case: Case) -> Iterator[Finding]:
     """Give findings for ranks that are most to blame in most of the steps waited in, at a notable cost."""
     job = case.job
-    if job.find_stragglers is None:
+    if job.find_stragglers is None or _blocks_too_little(job):
         return
     stragglers = job.find_stragglers()
     for straggler in stragglers.found:
@@ -66,6 +69,13 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
                 "on its cores (dtprof report shows the steps of ranks beside each other).",
             ),
         )
+
+
+def _blocks_too_little(job: JobState) -> bool:
+    """Say whether no straggler can cost so much: the median rank was not blocked for as long."""
+    shares = [rank.blocked_share for rank in job.ranks.values()]
+    known = [share for share in shares if share is not None]
+    return len(known) == len(shares) > 0 and statistics.median(known) < MOST_UNSEEN
 
 
 def _list_facts(straggler: "StragglerResult", listed: "tuple[StragglerResult, ...]") -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.diagnosis.job_state import LongPhase, PipelinePass, RankState, Stack
+from dtprof.diagnosis.sources.blocked_share import find_blocked_share
 from dtprof.diagnosis.stop_detection import longest_gap_ns, newest_moments
 from dtprof.job.group_collectives import index_collectives
 from dtprof.job.groups import UNKNOWN_GROUP, GroupId, identify_groups
@@ -17,7 +18,7 @@ from dtprof.job.issued_operations import MESSAGE, ChannelEnd, LazyOperations, Op
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.job.stalls import INTERVAL_NS, MAX_PAUSES
 from dtprof.records import codes, events, schema
-from dtprof.records.reader import Run
+from dtprof.records.reader import MIN_OF_EACH, Run
 from dtprof.records.tables import UNKNOWN_NS, Array, Past, ProcessExit, RankTables, Site, ids_named, join, select
 
 MAX_OPERATIONS = 400_000
@@ -25,8 +26,8 @@ MAX_OPERATIONS = 400_000
 MAX_TAIL, MIN_TAIL = 4096, 256
 MAX_OUTSIDE = 64
 """Calls on groups that a rank is no member of that rules read, the newest."""
-MAX_COLLECTIVES = 2_000_000
-"""Operations of all ranks together that are compared in columns: 240 bytes each."""
+MAX_COLLECTIVES, MIN_COLLECTIVES = 1_500_000, MIN_OF_EACH
+"""Operations of all ranks together that are compared in columns, 190 bytes each; and of each rank, at least."""
 LONG_NS = 5_000_000_000
 PAUSE_NS = 1_000_000_000
 
@@ -73,7 +74,7 @@ def read_ranks(
 
 
 def _read_part(task: _Task) -> list[RankRead]:
-    load = functools.partial(task.records.load_newest, of_all=task.newest, of_each=MAX_TAIL)
+    load = functools.partial(task.records.load_newest, of_all=task.newest, of_each=MIN_COLLECTIVES)
     return [_read(load(rank, task.attempt)) for rank in task.ranks]
 
 
@@ -103,7 +104,7 @@ def rank_state(
     world_size = max(1, tables.world_size)
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
     first = max(0, len(rows) - tail)
-    swept = max(0, len(rows) - max(MAX_TAIL, MAX_COLLECTIVES // world_size))
+    swept = max(0, len(rows) - max(MIN_COLLECTIVES, MAX_COLLECTIVES // world_size))
     messages = _count_messages(rows, tables, keys, first, past)
     maker = _Maker(
         tables=_without_records(tables),
@@ -165,6 +166,7 @@ def rank_state(
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
         device_phases=_device_phases(tables),
         passes=_passes(tables, spans),
+        blocked_share=find_blocked_share(rows, tables),
         long_phases=(*_long_phases(tables, spans), *_long_gaps(rows[first:])),
         collectives=index_collectives(
             tables,

@@ -1,12 +1,14 @@
-"""Count the oldest segments of a long log instead of loading them, for readers of the newest operations of a rank.
+"""Count the oldest records of a long log instead of loading them, for readers of the newest operations of a rank.
 
-Part of the reader. Only the counted columns are unpacked from archives. Where an old segment holds damage or a failed
-operation, nothing is counted, and the caller reads the log whole.
+Part of the reader. The segment in which the newest operations begin is counted up to there, and loaded from there on.
+Only the counted columns are unpacked from archives. Where an old record is damaged or that of a failed operation,
+nothing is counted, and the caller reads the log whole.
 """
 
+import functools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,15 @@ import numpy as np
 from dtprof.records import events, paths, schema
 from dtprof.records.rank_log import archive
 from dtprof.records.rank_log.archive import RECORD_DTYPE
-from dtprof.records.rank_log.segments import Records, count_at_most, find_fault, read_segment, sound_rows
-from dtprof.records.tables import UNKNOWN_NS, Array, Past, ids_named, select
+from dtprof.records.rank_log.segments import (
+    RECORDS_AT_ONCE,
+    Records,
+    count_at_most,
+    find_fault,
+    read_segment,
+    sound_rows,
+)
+from dtprof.records.tables import UNKNOWN_NS, Array, Past, ids_named, join, select
 
 _P2P = schema.KIND["p2p"]
 _SPAN = schema.KIND["span"]
@@ -30,37 +39,81 @@ _MESSAGES = (*_KINDS, "op", "group", "peer", "tag")
 _KEPT_SPANS = (events.NEW_GROUP, events.CHECKPOINT, events.COMPILE)
 """Rare spans, which are loaded from old segments, too."""
 
+WORTH_IT = 4
+"""Records for each wanted operation, from which on not to load them all costs less."""
+ReadColumns = Callable[[Sequence[str]], Array | None]
+"""Returns the sound records of a segment, with these columns at least; None where it cannot be read."""
 
-def first_of_newest(files: Sequence[Path], *, of_all: int, of_each: int) -> int:
-    """Return the index of the first of the newest segments that together hold the wanted operations.
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Where the newest operations of a log begin."""
+
+    segment: int  # index of the file
+    rows: Array  # what that segment holds, as recorded
+    row: int  # the first of these to be loaded
+    header: dict[str, Any]  # of that segment
+    problems: tuple[str, ...]  # in reading it
+
+    def load(self, records: Records) -> None:
+        """Decode the rows from the cut on."""
+        for at in range(self.row, len(self.rows), RECORDS_AT_ONCE):
+            records.take(self.rows[at : at + RECORDS_AT_ONCE])
+
+
+def find_newest(files: Sequence[Path], *, of_all: int, of_each: int) -> Cut | None:
+    """Return where the wanted operations begin; None where the log holds not much more than these.
 
     Args:
         files: segments of a rank, in order.
         of_all: operations of all ranks of the job together.
         of_each: operations of this rank, at least.
     """
-    wanted, count = min(of_each, of_all), 0
-    if len(files) < 2 or count_at_most(files) <= wanted:
-        return 0
-    for i in range(len(files) - 1, 0, -1):
-        segment = _read(files[i], _KINDS)
-        if segment is None:
+    held, wanted = count_at_most(files), min(of_each, of_all)
+    if held <= wanted:
+        return None
+    wanted = max(of_each, of_all // max(1, _find_world_size(files)))
+    if held < WORTH_IT * wanted:
+        return None
+    count = 0
+    for i in range(len(files) - 1, -1, -1):
+        keeper = _Keeper()
+        problems: list[str] = []
+        header = read_segment(files[i], keeper, problems)
+        if header is None or any(keeper.damages):
             continue  # damaged, or just created: the reader loads it without counting
-        wanted = max(of_each, of_all // max(1, segment.header["world_size"]))
-        count += int(np.count_nonzero(segment.rows["kind"] <= _P2P))
-        if count >= wanted:
-            return i
+        rows = keeper.rows()
+        is_operation = (rows["state"] != 0) & (rows["kind"] <= _P2P)
+        own = int(np.count_nonzero(is_operation))
+        if count + own < wanted:
+            count += own
+            continue
+        row = int(np.flatnonzero(is_operation)[own - (wanted - count)]) if wanted > count else len(rows)
+        return Cut(segment=i, rows=rows, row=row, header=header, problems=tuple(problems))
+    return None
+
+
+def _find_world_size(files: Sequence[Path]) -> int:
+    """Return the number of ranks by the newest segment that can be read; 0 where none can."""
+    for file in reversed(files):
+        try:
+            with file.open("rb", buffering=0) as opened:
+                head = opened.read(schema.HEADER_SIZE)
+        except OSError:  # archived since the folder was listed
+            continue
+        if len(head) == schema.HEADER_SIZE and (header := schema.unpack_header(head))["magic"] == schema.MAGIC:
+            return int(header["world_size"])
     return 0
 
 
 def count_past(
-    files: Sequence[Path], newest: Array, names: Sequence[str]
+    files: Sequence[Path], cut: Cut, newest: Array, names: Sequence[str]
 ) -> tuple[Past, list[Array], list[dict[str, Any]]] | None:
-    """Count the records of old segments, and read their spans that matter.
+    """Count the records before the cut, and read their spans that matter.
 
     Parameters:
-        files: the segments, in order.
-        newest: operations (tables.OPERATION) of the segments after them.
+        files: the segments before that of the cut, in order.
+        newest: operations (tables.OPERATION) from the cut on.
         names: of operations and spans, by id.
 
     Returns:
@@ -68,12 +121,31 @@ def count_past(
     """
     counter = _Counter(newest, names)
     headers = []
+    if not counter.take(cut.rows[: cut.row], lambda _: cut.rows[: cut.row]):
+        return None
     for file in reversed(files):
         segment = _read(file, _COUNTED)
-        if segment is None or not counter.take(segment.rows, file):
+        if segment is None or not counter.take(segment.rows, functools.partial(_read_rows, file)):
             return None
         headers.append(segment.header)
     return counter.past(), counter.spans, headers[::-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Keeper:
+    """Keeps the records of a segment as they are."""
+
+    parts: list[Array] = field(default_factory=list)
+    damages: list[int] = field(default_factory=list)
+
+    def take(self, rows: Array) -> int:
+        self.parts.append(rows.copy())
+        *_, damaged = sound_rows(rows)
+        self.damages.append(damaged)
+        return damaged
+
+    def rows(self) -> Array:
+        return join(self.parts) if self.parts else np.zeros(0, RECORD_DTYPE)
 
 
 class _Counter:
@@ -108,18 +180,19 @@ class _Counter:
             longest_gap_ns=self._longest_gap_ns,
         )
 
-    def take(self, rows: Array, file: Path) -> bool:
-        """Count the records of a segment; return False where it needs a closer look."""
+    def take(self, rows: Array, read: ReadColumns) -> bool:
+        """Count the sound records of a segment; return False where it needs a closer look."""
+        rows, _, _ = sound_rows(rows)
         operations = select(rows, rows["kind"] <= _P2P)
         if (operations["state"] == _FAILED).any():
             return False
         spans = select(rows, rows["kind"] == _SPAN)
-        return self._take_operations(operations, file) and self._take_spans(spans, file)
+        return self._take_operations(operations, read) and self._take_spans(spans, read)
 
     def _that_count(self, operations: Array) -> Array:
         return select(operations, operations["step"] > 0) if self._has_steps else operations
 
-    def _take_operations(self, rows: Array, file: Path) -> bool:
+    def _take_operations(self, rows: Array, read: ReadColumns) -> bool:
         issued = np.sort(self._that_count(rows)["issued_ns"].astype(np.int64), kind="stable")
         if len(issued):
             following = [] if self._next_ns is None else [self._next_ns]
@@ -128,40 +201,41 @@ class _Counter:
             self._next_ns = int(issued[0])
         p2p = rows["kind"] == _P2P
         keys = np.flatnonzero(np.bincount(rows["group"].astype(np.int64) * 2 + p2p, minlength=0))
-        if not self._known[keys].all() and not self._find_positions(file):
+        if not self._known[keys].all() and not self._find_positions(read):
             return False
-        return not p2p.any() or self._count_messages(file)
+        return not p2p.any() or self._count_messages(read)
 
-    def _find_positions(self, file: Path) -> bool:
+    def _find_positions(self, read: ReadColumns) -> bool:
         """Record the last positions of groups without newer operations."""
-        segment = _read(file, _POSITIONS)
-        if segment is None:
+        columns = read(_POSITIONS)
+        if columns is None:
             return False
-        rows = select(segment.rows, segment.rows["kind"] <= _P2P)
+        rows = select(columns, columns["kind"] <= _P2P)
         key = rows["group"].astype(np.int64) * 2 + (rows["kind"] == _P2P)
         for new in np.unique(key[~self._known[key]]).tolist():
             self._counts[new >> 1, bool(new & 1)] = int(rows["seq"][key == new].max()) + 1
             self._known[new] = True
         return True
 
-    def _count_messages(self, file: Path) -> bool:
-        segment = _read(file, _MESSAGES)
-        if segment is None:
+    def _count_messages(self, read: ReadColumns) -> bool:
+        found = read(_MESSAGES)
+        if found is None:
             return False
-        rows = select(segment.rows, segment.rows["kind"] == _P2P)
+        rows = select(found, found["kind"] == _P2P)
         columns = [rows[name].astype(np.int64) for name in ("group", "op", "peer", "tag")]
         messages, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
         for (group, op, peer, tag), count in zip(messages.tolist(), counts.tolist(), strict=True):
             self._messages[group, op, peer, tag] += count
         return True
 
-    def _take_spans(self, rows: Array, file: Path) -> bool:
+    def _take_spans(self, rows: Array, read: ReadColumns) -> bool:
         is_kept = self._is_kept[rows["op"]] | (rows["state"] < _DONE)
         if is_kept.any():
-            problems: list[str] = []
-            records = Records()
-            if read_segment(file, records, problems) is None or problems:
+            whole = read(RECORD_DTYPE.names or ())
+            if whole is None:
                 return False
+            records = Records()
+            records.take(whole)
             self.spans += [
                 select(table, self._is_kept[table["op"]] | (table["end_ns"] == UNKNOWN_NS)) for table in records.spans
             ]
@@ -173,6 +247,11 @@ class _Counter:
         self._batches += int((~exhausted).sum())
         self._forwards += int(np.count_nonzero(self._is[events.FORWARD][rows["op"]]))
         return True
+
+
+def _read_rows(file: Path, columns: Sequence[str]) -> Array | None:
+    segment = _read(file, columns)
+    return None if segment is None else segment.rows
 
 
 @dataclass(frozen=True, kw_only=True)

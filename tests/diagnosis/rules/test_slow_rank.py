@@ -1,5 +1,7 @@
 """A rank is late in most steps, at a notable cost."""
 
+from dataclasses import replace
+
 import pytest
 
 from dtprof.analysis.results import StragglerResult
@@ -9,7 +11,9 @@ from dtprof.records import events
 from tests.diagnosis.judging import build_job, ranks_in_step
 
 
-def lagging(slowdown: float, *, share: float = 0.9, steps: int = 20, lag_ms: int = 5) -> JobState:
+def lagging(
+    slowdown: float, *, share: float = 0.9, steps: int = 20, lag_ms: int = 5, blocked: float | None = 0.5
+) -> JobState:
     straggler = StragglerResult(
         rank=1,
         last_share=share,
@@ -19,7 +23,8 @@ def lagging(slowdown: float, *, share: float = 0.9, steps: int = 20, lag_ms: int
         phase=events.DATA,
     )
     stragglers = Stragglers(steps=steps, found=(straggler,))
-    return build_job(ranks_in_step(3, 4), exit_status=0, stalled=False, find_stragglers=lambda: stragglers)
+    job = build_job(ranks_in_step(3, 4), exit_status=0, stalled=False, find_stragglers=lambda: stragglers)
+    return replace(job, ranks={rank: replace(own, blocked_share=blocked) for rank, own in job.ranks.items()})
 
 
 def one_that_costs_much() -> JobState:
@@ -51,3 +56,9 @@ def test_a_rank_late_again_and_again_is_slow_and_one_that_may_be_so_by_chance_is
     verdict = decide(lagging(slowdown, share=share, steps=steps, lag_ms=lag_ms))
     assert [finding.kind for finding in verdict.findings] == found
     assert verdict.outcome == ("slow" if found else "healthy")
+
+
+@pytest.mark.parametrize(("blocked", "found"), [(0.1, []), (0.2, ["slow-rank"]), (None, ["slow-rank"])])
+def test_where_the_others_were_hardly_blocked_nobody_is_searched_for(blocked: float | None, found: list[str]) -> None:
+    verdict = decide(lagging(1.2, blocked=blocked))
+    assert [finding.kind for finding in verdict.findings] == found, "1 / 6 of a step is what 1.2 times as fast gains"
