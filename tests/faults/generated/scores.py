@@ -1,0 +1,127 @@
+"""How often verdicts on generated programs are right, by class of fault, and if they are as sure as they are right."""
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dtprof.diagnosis.findings import Finding, Verdict
+from dtprof.diagnosis.verdict import decide
+from tests.faults.generated.machine import Machine, Plan
+from tests.faults.generated.mutations import MUTATIONS, NotHereError, Truth
+from tests.faults.generated.templates import TEMPLATES, write
+
+BANDS = (0.0, 0.55, 0.65, 0.75, 0.85, 0.93, 1.01)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program, what is true of it and what was said; `truth` is None of a sound one."""
+
+    template: str
+    fault: str
+    seed: int
+    truth: Truth | None
+    verdict: Verdict
+
+    @property
+    def first(self) -> Finding | None:
+        """The first finding that is no more than an information."""
+        return next((one for one in self.verdict.findings if one.severity != "info"), None)
+
+    @property
+    def kind_right(self) -> bool:
+        """Say whether the first finding is of a right kind."""
+        return self.first is not None and self.truth is not None and self.first.kind in self.truth.kinds
+
+    @property
+    def culprits_right(self) -> bool:
+        """Say whether exactly the right ranks are named."""
+        if self.first is None or self.truth is None:
+            return False
+        named = frozenset(self.first.culprit_ranks)
+        sides = self.truth.culprits, self.truth.either, self.truth.culprits | self.truth.either
+        return named == sides[0] or (bool(self.truth.either) and named in sides)
+
+    @property
+    def line_right(self) -> bool:
+        """Say whether a right line is named; True where the fault has none."""
+        if self.first is None or self.truth is None:
+            return False
+        sites = (*self.first.call_sites.values(), *self.first.culprit_call_sites.values())
+        return not self.truth.lines or not self.truth.lines.isdisjoint(site.line for site in sites)
+
+
+@dataclass
+class Rates:
+    """Counts of one class."""
+
+    cases: int = 0
+    kind: int = 0
+    culprits: int = 0
+    line: int = 0
+    confused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, case: Case) -> None:
+        """Count a case."""
+        self.cases += 1
+        self.kind += case.kind_right
+        self.culprits += case.culprits_right
+        self.line += case.line_right
+        if not (case.kind_right and case.culprits_right):
+            self.confused[case.first.kind if case.first is not None else "nothing found"] += 1
+
+
+def generate(count: int, seed: int, *, only: str = "") -> Iterator[Case]:
+    """Give so many faulty programs, class by class in turn, each with its sound twin.
+
+    Parameters:
+        only: a class of fault; empty for all.
+    """
+    names = [only] if only else list(MUTATIONS)
+    templates = list(TEMPLATES)
+    made = attempt = 0
+    while made < count:
+        number = seed * 1_000_003 + attempt
+        attempt += 1
+        choose = random.Random(number)
+        fault, template = names[made % len(names)], choose.choice(templates)
+        drawn = choose.getrandbits(32)
+        plan = write(template, random.Random(drawn))
+        try:
+            truth = MUTATIONS[fault](plan, choose)
+        except NotHereError:
+            continue
+        made += 1
+        yield Case(template, fault, number, None, _judge(write(template, random.Random(drawn)), number))
+        yield Case(template, fault, number, truth, _judge(plan, number))
+
+
+def _judge(plan: Plan, number: int) -> Verdict:
+    machine = Machine(plan, number)
+    machine.run()
+    return decide(machine.job())
+
+
+def rates_by_fault(cases: list[Case]) -> dict[str, Rates]:
+    """Return the rates of each class of fault."""
+    found: dict[str, Rates] = defaultdict(Rates)
+    for case in cases:
+        if case.truth is not None:
+            found[case.fault].add(case)
+    return dict(found)
+
+
+def calibration(cases: list[Case]) -> list[tuple[float, float, int, float, float]]:
+    """Return, by band: its ends, how many findings have such a confidence, their mean, and the share that is right."""
+    judged = [
+        (case.first.confidence, case.kind_right and case.culprits_right) for case in cases if case.first is not None
+    ]
+    rows = []
+    for low, high in itertools.pairwise(BANDS):
+        inside = [(sure, right) for sure, right in judged if low <= sure < high]
+        if inside:
+            mean = sum(sure for sure, _ in inside) / len(inside)
+            rows.append((low, high, len(inside), mean, sum(right for _, right in inside) / len(inside)))
+    return rows
