@@ -167,7 +167,7 @@ def find_call_of_absent(
         *before, newest = [o for o in member.operations if (o.site, o.op) == here] or [operation]
         if (
             len(before) > 1
-            and (newest.done or (newest.failed and _was_met(job, member.rank, newest)))
+            and (not newest.failed or _was_met(job, member.rank, newest))
             and newest.group != operation.group
             and {o.group for o in before} == {operation.group}
         ):
