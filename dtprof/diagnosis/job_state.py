@@ -162,6 +162,7 @@ class RankState(RankOperations):
     device_phases: tuple[str, ...] = ()  # that its device has begun and not ended
     passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
     long_phases: tuple[LongPhase, ...] = ()
+    steps_ended: int | None = None  # optimizer steps that have ended, unless none was recorded
     blocked_share: float | None = None  # of its steps that operations took, at most; None: not known
 
     @property

@@ -4,6 +4,7 @@ Programs of training repeat: after the same operations comes the same operation.
 another, the ranks that kept to their patterns are where they would be if nothing were wrong.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from dtprof.job.issued_operations import Operation
@@ -33,6 +34,39 @@ def keeps_pattern(operations: Sequence[Operation], at: int) -> bool | None:
     first = max(0, at + 1 - NEWEST)
     usual = _usual_at(operations[first : at + 1], at - first)
     return None if usual is None else _label(usual) == _label(operations[at])
+
+
+def left_out_of_round(operations: Sequence[Operation], current: Operation) -> Operation | None:
+    """Return what a rank made in every earlier round before it came to what it is in now, and left out of this round.
+
+    A round begins after a collective. None where nothing is lacking, more is made than before, or rounds differ.
+    """
+    newest = operations[-NEWEST:]
+    at = next((i for i in range(len(newest) - 1, -1, -1) if newest[i] == current), None)
+    ends = [i for i in range(at or 0) if not newest[i].p2p]
+    if at is None or not ends:
+        return None
+    mark, here = _label(newest[ends[-1]]), [_label(operation) for operation in newest[ends[-1] + 1 : at]]
+    begins = [i for i in ends[:-1] if _label(newest[i]) == mark]
+    found: Operation | None = None
+    for begin in begins[-MIN_ALIKE:]:
+        before = _before_turn(newest[begin + 1 : ends[-1]], _label(current), here.count(_label(current)))
+        if before is None:
+            return None
+        counted = Counter(_label(operation) for operation in before)
+        if Counter(here) - counted:
+            return None
+        lacking = next((o for o in before if counted[_label(o)] > here.count(_label(o))), None)
+        if lacking is None or (found is not None and _label(found) != _label(lacking)):
+            return None
+        found = lacking
+    return found
+
+
+def _before_turn(operations: Sequence[Operation], label: Hashable, turns: int) -> Sequence[Operation] | None:
+    """Return what comes before an operation is made once more than so many times; None where it is not."""
+    places = [i for i, operation in enumerate(operations) if _label(operation) == label]
+    return operations[: places[turns]] if len(places) > turns else None
 
 
 def _usual_at(operations: Sequence[Operation], at: int) -> Operation | None:

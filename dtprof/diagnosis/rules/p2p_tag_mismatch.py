@@ -1,6 +1,7 @@
 """Both ends of a message wait, with different tags."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from dtprof.diagnosis.case import Case
@@ -9,7 +10,7 @@ from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
-from dtprof.job.issued_operations import Operation
+from dtprof.job.issued_operations import ChannelEnd, Operation
 from dtprof.job.wait_graph import has_come
 
 
@@ -59,6 +60,42 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
             )
 
 
+def find_untaken(case: Case) -> Iterator[Finding]:
+    """Give findings for ranks that wait for a message, whose peer has sent them one with a tag of its own.
+
+    The back end kept it, and nobody takes it.
+    """
+    job = case.job
+    for wait in case.unmet_messages:
+        mine, peer = wait.operation, job.ranks.get(wait.operation.peer_rank)
+        if peer is None or mine.op == "send" or not (peer.complete and job.ranks[wait.rank].complete):
+            continue
+        taken = job.ranks[wait.rank].channels
+        for end, count in peer.channels.items():
+            if not end.sends or end.peer != wait.rank or end.group != mine.group or end.tag == mine.tag:
+                continue
+            if count > 1 or taken.get(replace(end, peer=peer.rank, sends=False), 0):
+                continue  # no tag that came up now
+            sent = next((o for o in peer.operations if o.op == "send" and _is_on(o, end)), None)
+            if sent is None:
+                continue
+            yield message_finding(
+                "p2p-tag-mismatch",
+                f"Rank {wait.rank} waits in {message_words(mine)}{at_line(mine.site)}; rank {peer.rank} sent it a "
+                f"message that nobody takes: {message_words(sent)}{at_line(sent.site)}.",
+                job=job,
+                operations={wait.rank: mine, peer.rank: sent},
+                culprits=(peer.rank,),
+                confidence=0.85,
+                facts=(f"rank {peer.rank} used this tag once, and rank {wait.rank} never",),
+                advice="Give both ends the same tag.",
+            )
+
+
+def _is_on(operation: Operation, end: ChannelEnd) -> bool:
+    return (operation.group, operation.peer_rank, operation.tag) == (end.group, end.peer, end.tag)
+
+
 def _is_unheard_of(job: JobState, rank: int, operation: Operation) -> bool:
     """Say whether this is the rank's first message with this tag, after others on the same way."""
     channels = job.ranks[rank].channels
@@ -83,4 +120,7 @@ def _breaks_rhythm(job: JobState, rank: int, operation: Operation) -> bool:
     return len(before) > 2 and len(steps) == 1 and operation.tag - before[-1] not in steps
 
 
-RULES: Declared = (Rule(kinds=("p2p-tag-mismatch",), stages=(Stage.WAIT,), find=find_other_tags),)
+RULES: Declared = (
+    Rule(kinds=("p2p-tag-mismatch",), stages=(Stage.WAIT,), find=find_other_tags),
+    Rule(kinds=("p2p-tag-mismatch",), stages=(Stage.WAIT,), find=find_untaken),
+)

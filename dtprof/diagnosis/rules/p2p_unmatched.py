@@ -1,6 +1,7 @@
 """A rank waits for a message of which the peer never posts the other end."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.case import Case
@@ -8,9 +9,9 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
-from dtprof.formatting import list_ranks
+from dtprof.formatting import list_ranks, plural
 from dtprof.job.issued_operations import ChannelEnd, Operation
-from dtprof.job.own_pattern import NEWEST, usual_operation
+from dtprof.job.own_pattern import NEWEST, left_out_of_round, usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
 
 CALLS = {
@@ -75,7 +76,7 @@ def find_omitted(case: Case) -> Iterator[Finding]:
         mine = wait.operation
         for rank in wait.awaited[:MAX_ASKED]:
             stuck = waits[rank][0].operation if rank in waits else None
-            usual = usual_operation(job.ranks[rank].operations, stuck) if stuck is not None else None
+            usual = _find_usual(job.ranks[rank].operations, stuck, of=mine, rank=wait.rank) if stuck else None
             if usual is None or not _is_other_end(usual, of=mine, rank=wait.rank) or _left_own_program(job, wait):
                 continue
             needed = "receive" if mine.op == "send" else "send"
@@ -140,6 +141,14 @@ def _find_left_out(peer: RankState, *, of: Operation, rank: int) -> tuple[Operat
         if (usual := usual_operation(own[: at + 1], operation)) is not None and _is_other_end(usual, of=of, rank=rank)
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _find_usual(operations: Sequence[Operation], stuck: Operation, *, of: Operation, rank: int) -> Operation | None:
+    """Return the other end of a message where a rank usually makes it before what it is in, and did not now."""
+    usual = usual_operation(operations, stuck)
+    if usual is None or not _is_other_end(usual, of=of, rank=rank):
+        usual = left_out_of_round(operations, stuck)
+    return usual
 
 
 def _gone_on_after_as_many(job: JobState, wait: Wait, peer: int, stuck: Operation | None) -> tuple[int, ...]:
@@ -216,6 +225,47 @@ def _left_own_program(job: JobState, wait: Wait) -> bool:
     return usual_operation(job.ranks[wait.rank].operations, wait.operation) is not None
 
 
+def find_untaken(case: Case) -> Iterator[Finding]:
+    """Give a finding for the first message of a job that ended well which was sent and never taken.
+
+    The back end kept it: whoever was to take it has taken the next one, or goes on without.
+    """
+    job = case.job
+    ranks = job.ranks
+    if not job.is_complete or job.missing or not all(r.finished and r.sees_program for r in ranks.values()):
+        return
+    ends = [(rank, end, count) for rank in ranks.values() for end, count in rank.channels.items()]
+    if any(end.peer < 0 for _, end, _ in ends):
+        return
+    for rank, end, count in ends:
+        peer = ranks.get(end.peer)
+        if not end.sends or peer is None or peer is rank:
+            continue
+        taken = peer.channels.get(ChannelEnd(end.group, rank.rank, end.tag, sends=False), 0)
+        sent = [o for o in rank.operations if o.op == "send" and _is_on(o, end)]
+        if not 0 < taken < count or not sent or sent[0].on_device:
+            continue
+        usual = next((o for o in peer.operations if o.op == "recv" and _is_on(o, replace(end, peer=rank.rank))), None)
+        found = message_finding(
+            "p2p-unmatched",
+            f"Rank {rank.rank} made {plural(count, 'send')} to rank {peer.rank}{at_line(sent[-1].site)}, which took "
+            f"{taken:,} of them{at_line(usual.site if usual is not None else None)}: later ones took the place of "
+            "those before.",
+            job=job,
+            operations={rank.rank: sent[-1]} | ({peer.rank: usual} if usual is not None else {}),
+            culprits=(peer.rank,),
+            confidence=0.7,
+            facts=(f"{count - taken:,} of the messages were kept by the back end until the end",),
+            advice=f"Make as many receives on rank {peer.rank} as rank {rank.rank} makes sends.",
+        )
+        yield replace(found, severity="warning")
+        return
+
+
+def _is_on(operation: Operation, end: ChannelEnd) -> bool:
+    return (operation.group, operation.peer_rank, operation.tag) == (end.group, end.peer, end.tag)
+
+
 def _comes_soon(job: JobState, rank: int) -> bool:
     """Say whether a rank waits only for messages of ranks that go on and are not blocked: it may yet post this one."""
     return all(
@@ -227,5 +277,6 @@ def _comes_soon(job: JobState, rank: int) -> bool:
 RULES: Declared = (
     Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_omitted),
     Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_unmatched),
+    Rule(kinds=("p2p-unmatched",), stages=(Stage.MISPAIRED,), find=find_untaken),
     Refinement(kinds=("p2p-unmatched",), causes=("rank-exited",), stages=(Stage.WAIT, Stage.LATE), refine=explain_exit),
 )

@@ -8,10 +8,10 @@ import numpy as np
 
 from dtprof.diagnosis.blocked_ranks import call_sites, places_of
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
-from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT
 from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
@@ -48,6 +48,7 @@ def find_skip(case: Case) -> Iterator[Finding]:
             rank: skip
             for rank in others
             if (skip := _skipped(job, reference, program, job.ranks[rank], is_usual=usual)) is not None
+            and not skip.operation.p2p  # a message of the reference is no call that the other could have made
             and rank in skip.operation.group.ranks  # a call of another subgroup shows only that the two differ
         }
         if not skips:
@@ -160,6 +161,8 @@ def _skipped(
             steps = program.steps_until(at, b)
             if not is_usual and keeps_pattern(ours, at) is False and keeps_pattern(theirs, there) is True:
                 return None  # of two, the one that left its own pattern tells nothing of what the other skipped
+            if b.p2p and keeps_pattern(theirs, there) is True:
+                return None  # it waits for a message as in every round: the reference did not make the other end
             if _are_called_from_one_line((reference, a), (rank, b)) or _is_called_later(job, rank, reference, a):
                 return None  # its source comes to it after all: an order of its own, no skip
             if _is_one_call_on_two_groups(a, b):
@@ -475,7 +478,36 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
 
 
 KINDS = ("rank-skipped-collective",)
+
+
+def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
+    """Give the finding for ranks that completed a step, and their program, without a call that each step has.
+
+    Their peers wait for them in that call, in a step that they have completed since.
+    """
+    job = case.job
+    waiting = [job.ranks[r].first_blocking for r in left.waiting_ranks if r in job.ranks]
+    awaited = next((o for o in waiting if o is not None and (o.op, o.seq) == (left.op, left.seq)), None)
+    culprits = [job.ranks[r] for r in left.culprit_ranks if r in job.ranks]
+    if awaited is not None and culprits and all(_left_out_at_the_end(rank, awaited) for rank in culprits):
+        yield explain(_skip_finding(job, awaited, left.culprit_ranks, confidence=0.8), left)
+
+
+def _left_out_at_the_end(rank: RankState, awaited: Operation) -> bool:
+    """Say whether a rank made a call in each of its steps but the last, which it went through to its end."""
+    made = [o.step for o in rank.operations if o.label == awaited.label and o.step is not None]
+    return (
+        awaited.step is not None
+        and rank.steps_ended is not None
+        and rank.finished
+        and rank.steps_ended > awaited.step
+        and len(made) > 1
+        and max(made) < awaited.step
+    )
+
+
 RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_skip),
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_left_loop, finds_all=True),
+    Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.WAIT, Stage.LATE), refine=explain_exit),
 )

@@ -166,6 +166,7 @@ def rank_state(
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
         device_phases=_device_phases(tables),
         passes=_passes(tables, spans),
+        steps_ended=_steps_ended(spans_named(tables, spans, events.OPTIMIZER)),
         blocked_share=find_blocked_share(rows, tables),
         long_phases=(*_long_phases(tables, spans), *_long_gaps(rows[first:])),
         collectives=index_collectives(
@@ -179,6 +180,12 @@ def rank_state(
             steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
+
+
+def _steps_ended(optimizer: Array) -> int | None:
+    """Return how many steps have ended by the newest optimizer span that has."""
+    ended = optimizer["step"][optimizer["end_ns"] != UNKNOWN_NS]
+    return int(ended.max()) + 1 if len(ended) else None
 
 
 def _with_device_progress(tables: RankTables) -> tuple[RankTables, frozenset[int]]:
