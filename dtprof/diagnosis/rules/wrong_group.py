@@ -167,13 +167,20 @@ def find_call_of_absent(
         *before, newest = [o for o in member.operations if (o.site, o.op) == here] or [operation]
         if (
             len(before) > 1
-            and (not newest.failed or _was_met(job, member.rank, newest))
+            and _is_meant_for_peers(job, member.rank, newest)
             and newest.group != operation.group
             and {o.group for o in before} == {operation.group}
         ):
             usual = {r: o for r, o in everyone.items() if (o.group, o.seq) == (operation.group, operation.seq)}
             return _wrong_finding(job, member.rank, newest, usual, everyone)
     return None
+
+
+def _is_meant_for_peers(job: JobState, rank: int, call: Operation) -> bool:
+    """Say whether a call came to an end with others, or is open and no call of the next line made too early."""
+    if call.failed:
+        return _was_met(job, rank, call)
+    return call.done or not _comes_next(job, rank, call)
 
 
 def _was_met(job: JobState, rank: int, call: Operation) -> bool:
