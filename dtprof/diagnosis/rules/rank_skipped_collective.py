@@ -177,6 +177,8 @@ def _skipped(
                 )
             if not goes_on or _made(theirs, there, a, program.distance(at, b)):
                 return None
+            if (_steps_between(a, b) or 0) < 0 and _is_in_a_loop_of_its_own(job, (reference, a), (rank, b)):
+                return None  # one more round of an inner loop, before the step that the others have made
             return Skip(operation=a, fits_steps=not steps or _fits_steps(a, b, steps, theirs, there))
     return None
 
@@ -327,6 +329,14 @@ def _is_left_out_of_the_round(
         return False  # a branch of its own is no rest of the round that the other left out
     x, y = a[common].line, b[common].line
     return after.site.line < min(x, y) and all(line != x for _, line in there.following)
+
+
+def _is_in_a_loop_of_its_own(
+    job: JobState, outside: tuple[RankState, Operation], inside: tuple[RankState, Operation]
+) -> bool:
+    a, b, common = _align_frames(outside, inside)
+    place = job.place_in_source(b[common]) if common is not None else None
+    return place is not None and any(not first <= a[common or 0].line <= last for first, last in place.loops)
 
 
 def _align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[Site], int | None]:

@@ -5,6 +5,7 @@ Frozen before they were first run; `docs/explanation/measurements/verdicts.md` g
 
 import fcntl
 import json
+import os
 import queue
 import resource
 import tempfile
@@ -151,7 +152,7 @@ def one_microbatch_less_before_the_tied_embeddings(rank: int) -> None:
 @faulty("p2p-tag-mismatch", 2, 3, ranks=4, also=(("rank-stuck", 0),))
 def a_file_lock_beside_two_that_count_tags_differently(rank: int) -> None:
     pair = dist.new_group([0, 1])
-    path = Path(tempfile.gettempdir()) / f"handover-{dist.distributed_c10d._get_default_store().port}"
+    path = Path(tempfile.gettempdir()) / f"handover-{os.environ['MASTER_PORT']}"
     for step in range(5):
         if rank == 0 and step == 3:
             with path.open("w") as mine, path.open("w") as other:
@@ -358,7 +359,7 @@ def forwards_then_backwards_and_the_tied_embeddings(rank: int) -> None:
 
 @healthy()
 def a_file_lock_taken_in_turns_and_let_go(_: int) -> None:
-    path = Path(tempfile.gettempdir()) / f"handover-{dist.distributed_c10d._get_default_store().port}"
+    path = Path(tempfile.gettempdir()) / f"handover-{os.environ['MASTER_PORT']}"
     for _ in range(4):
         with path.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
