@@ -28,10 +28,18 @@ PACKAGES = {
     "typing-inspection tqdm packaging psutil",
     "megatron": "megatron-core packaging einops",
     "fairscale": "fairscale",
-    "torchft": "torchft opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp-proto-http "
-    "opentelemetry-exporter-otlp-common opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-http-transport "
-    "opentelemetry-proto opentelemetry-semantic-conventions googleapis-common-protos requests certifi idna urllib3 "
-    "charset-normalizer",
+    "ray": "ray click filelock jsonschema jsonschema-specifications referencing rpds-py msgpack packaging protobuf "
+    "pyyaml requests aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna certifi "
+    "urllib3 charset-normalizer pandas python-dateutil pytz tzdata six tensorboardX pydantic pydantic-core "
+    "annotated-types typing-inspection fsspec",
+    "hivemind": "hivemind pyyaml scipy prefetch_generator msgpack sortedcontainers uvloop grpcio grpcio-tools "
+    "configargparse py-multihash py-multicodec py-multibase morphys cryptography cffi pycparser pydantic "
+    "pydantic-core annotated-types typing-inspection packaging varint base58 netaddr idna py-cid python- "
+    "baseconv six",
+    "torchft": "torchft opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp-proto-http opentelemetry- "
+    "exporter-otlp-common opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-http-transport "
+    "opentelemetry-proto opentelemetry-semantic-conventions googleapis-common-protos requests certifi idna "
+    "urllib3 charset-normalizer",
 }
 TIMEOUT_S = 300
 
@@ -47,6 +55,7 @@ class Client:
     steps: int = 12
     tokens: int | None = 128  # 2 ranks, 4 sequences of 16 each
     samples: int = 8
+    phases: tuple[str, ...] = ()  # that the program names
     scheme: str = "none"
     shards: int = 2
     schedule: str | None = None
@@ -56,9 +65,17 @@ class Client:
 
 CLIENTS = {
     "lightning-ddp": Client(framework="lightning", program="lightning_ddp.py", starts_ranks=True),
+    # 12 marks, and the evaluation of Lightning after the last: a step that nothing ends.
+    "lightning-marked": Client(
+        framework="lightning", program="lightning_ddp.py", arguments=("marked",), starts_ranks=True,
+        phases=("validation",),
+    ),
     "accelerate-ddp": Client(framework="accelerate", program="accelerate_ddp.py", tokens=256, samples=16),
     "transformers-trainer": Client(
         framework="accelerate", program="transformers_trainer.py", arguments=(str(PLACE / "trainer"),)
+    ),
+    "transformers-marked": Client(
+        framework="accelerate", program="transformers_trainer.py", arguments=(str(PLACE / "trainer"), "marked")
     ),
     "deepspeed-zero1": Client(framework="deepspeed", program="deepspeed_zero.py", arguments=("1",), scheme="zero1"),
     "deepspeed-zero2": Client(framework="deepspeed", program="deepspeed_zero.py", arguments=("2",), scheme="zero2"),
@@ -126,6 +143,7 @@ def compare(client: Client, summary: Summary) -> list[str]:
         "steps": (summary.steps.count, client.steps),
         "tokens a step": (throughput and throughput.tokens_per_step, client.tokens),
         "samples a step": (throughput and throughput.samples_per_step, client.samples),
+        "named phases": (tuple(sorted(summary.ranks[0].user_phases_ns or {})), client.phases),
         "scheme": (formula and formula.scheme, client.scheme),
         "shards": (formula and formula.shards, client.shards),
         "schedule": (pipeline and pipeline.schedule, client.schedule),

@@ -1,4 +1,6 @@
-"""Train a small model with Lightning's DDP strategy."""
+"""Train a small model with Lightning's DDP strategy, with dtprof's callback where the argument is `marked`."""
+
+import sys
 
 import lightning
 import torch
@@ -36,7 +38,13 @@ def main() -> None:
     """Train 12 steps of 4 sequences a rank, and validate once."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randint(0, VOCABULARY, (96, LENGTH)))
+    callbacks = []
+    if "marked" in sys.argv:
+        from dtprof.integrations import lightning_callback
+
+        callbacks.append(lightning_callback())
     trainer = lightning.Trainer(
+        callbacks=callbacks,
         accelerator="cpu",
         devices=2,
         strategy="ddp",

@@ -35,7 +35,12 @@ def main() -> None:
         use_cpu=True,
         disable_tqdm=True,
     )
-    Trainer(model, arguments, train_dataset=Sequences(), eval_dataset=Sequences()).train()
+    trainer = Trainer(model, arguments, train_dataset=Sequences(), eval_dataset=Sequences())
+    if "marked" in sys.argv:
+        from dtprof.integrations import transformers_callback
+
+        trainer.add_callback(transformers_callback())
+    trainer.train()
 
 
 if __name__ == "__main__":
