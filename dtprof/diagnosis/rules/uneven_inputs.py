@@ -30,8 +30,9 @@ CONSEQUENCES = (
 def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
     """Give the finding for ranks that ran out of batches where that explains another cause."""
     job, counted = case.job, case.job.is_complete
-    if cause.kind != "rank-skipped-collective" and find_first_failed(job) is not None:
-        return  # a back end aborted in what did not fit: that says more than batches
+    none_left = all(rank in job.ranks and job.ranks[rank].newest_is_exhaustion for rank in cause.culprit_ranks)
+    if cause.kind != "rank-skipped-collective" and not none_left and find_first_failed(job) is not None:
+        return  # a back end aborted in what did not fit, and those who did not fit had batches left
     least = min(rank.exhausted for rank in job.ranks.values())
     out = {
         rank.rank: rank

@@ -1,7 +1,9 @@
 """A rank ran out of batches while the others go on."""
 
+import pytest
+
 from dtprof.diagnosis.job_state import JobState
-from tests.diagnosis.judging import build_job, found_by, gradients, with_loaders
+from tests.diagnosis.judging import build_job, found_by, gradients, judge, with_loaders
 
 
 def out_of_batches(*, exhausted: bool) -> JobState:
@@ -32,3 +34,16 @@ def test_a_rank_that_ran_out_of_batches_while_its_peers_train_on_has_uneven_inpu
         gradients(rank, 3000, done=False)
     finding = found_by("uneven_inputs", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("uneven-inputs", (1,), (0, 2))
+
+
+@pytest.mark.parametrize(("exhausted", "kind"), [(True, "uneven-inputs"), (False, "size-mismatch")])
+def test_a_back_end_that_aborts_in_the_call_behind_the_loop_follows_from_the_batches(
+    exhausted: bool, kind: str
+) -> None:
+    ranks = with_loaders([4, 3, 4], exhausted=[False, exhausted, False])
+    for rank in ranks:
+        line, nbytes = (80, 4) if rank.rank == 1 else (60, 64)
+        site = rank.site("all_reduce", line=line)
+        rank.op("all_reduce", 3000 + rank.rank, None, returned=3010, reduce_op="sum", nbytes=nbytes, site=site)
+    first = judge(ranks, statuses={1: (-6, 3_000_000_000)}, exit_status=1, stalled=False).findings[0]
+    assert (first.kind, first.culprit_ranks) == (kind, (1,))
