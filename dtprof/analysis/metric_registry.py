@@ -407,6 +407,7 @@ JOB: tuple[Metric[Summary], ...] = (
         section="Overhead",
         clock="host",
         value=attrgetter("overhead.capture_ns_total"),
+        null="a run that another tool recorded",
         json="overhead.capture_ns_total",
         prometheus="capture_seconds",
     ),

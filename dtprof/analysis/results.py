@@ -69,7 +69,7 @@ class Overhead:
     """The cost of recording."""
 
     capture_ns_per_event: int | None
-    capture_ns_total: int
+    capture_ns_total: int | None  # None: another tool recorded
     share_of_step: float | None
 
 

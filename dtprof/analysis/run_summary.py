@@ -367,7 +367,7 @@ def _wall_ns(facts: Sequence[RankFacts]) -> int | None:
 
 def _overhead(facts: Sequence[RankFacts], reductions: Sequence[RankReduction]) -> Overhead:
     if not any(fact.hook for fact in facts):
-        return Overhead(capture_ns_per_event=None, capture_ns_total=0, share_of_step=None)
+        return Overhead(capture_ns_per_event=None, capture_ns_total=None, share_of_step=None)
     total, count = sum(fact.capture_ns for fact in facts), sum(fact.events for fact in facts)
     shares = [
         fact.capture_ns / fact.events * reduction.events_per_step / reduction.step_ns

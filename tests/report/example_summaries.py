@@ -259,7 +259,7 @@ def empty_summary() -> Summary:
         events=0,
         clock_error_ns=None,
         wall_ns=None,
-        overhead=Overhead(capture_ns_per_event=None, capture_ns_total=0, share_of_step=None),
+        overhead=Overhead(capture_ns_per_event=None, capture_ns_total=None, share_of_step=None),
         groups=(),
         steps=Steps(count=0, used=None, duration_ns=None),
         step_series=(),

@@ -285,7 +285,7 @@ def render_measurement(panel: Panel, source: Source, _: Pages) -> Markup:
         ("recorded time", _or_not_known(summary.wall_ns, format_duration)),
         ("times", summary.clock_words),
         ("clock error", _or_not_known(summary.time_error_ns, format_duration)),
-        ("recording took", f"{format_duration(summary.overhead.capture_ns_total)}, all ranks together"),
+        ("recording took, all ranks together", _or_not_known(summary.overhead.capture_ns_total, format_duration)),
         ("a recorded event cost", _or_not_known(summary.overhead.capture_ns_per_event, format_duration)),
         ("share of the step", _or_not_known(summary.overhead.share_of_step, format_share)),
     ]
