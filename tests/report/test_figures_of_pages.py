@@ -109,6 +109,14 @@ def test_devices_have_lines_of_their_own_and_say_why_there_is_no_gpu() -> None:
     assert "no samples of GPUs (NVML cannot be used)" in drawn.sentence
 
 
+def test_a_device_has_one_colour_and_one_place_in_the_legend_for_all_its_quantities() -> None:
+    traces = draw("devices", replace(source_of(), nodes=nodes_of(1, gpus_each=2))).plot.traces
+    listed = [trace["name"] for trace in traces if trace["showlegend"]]
+    assert listed == ["host", "gpu 0", "gpu 1"]
+    colours = {(trace["name"], trace["line"]["color"]) for trace in traces}
+    assert len(colours) == len({colour for _, colour in colours}) == 3
+
+
 def test_of_many_devices_the_least_the_median_and_the_most_are_drawn() -> None:
     drawn = draw("devices", replace(source_of(), nodes=nodes_of(9, gpus_each=8)))
     hosts = {trace.name: trace.y[0] for trace in drawn.figure.data if trace.yaxis == "y" and "hosts" in trace.name}

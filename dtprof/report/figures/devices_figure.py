@@ -18,6 +18,7 @@ from dtprof.formatting import plural
 from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, new_figure
 from dtprof.report.figures.figure_numbers import SIZES, choose_unit, format_bytes, format_share
 from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.palette import hue_of
 from dtprof.report.figures.plot import Plot, new_trace
 
 MAX_LINES = 6
@@ -74,7 +75,8 @@ def draw_devices(source: Source) -> Drawing | Nothing:
         } | ({"range": [0, 101]} if quantity == "busy" else {})
         for line in lines:
             if quantity in line.values:
-                _add(figure, line, quantity, scale, row)
+                first = next(name for name in quantities if name in line.values)
+                _add(figure, line, quantity, scale, row, listed=quantity == first)
     figure.update_layout(**layout, xaxis={"anchor": "y" if len(quantities) == 1 else f"y{len(quantities)}"})
     figure.update_xaxes(showgrid=False)
     return Drawing(
@@ -128,17 +130,18 @@ def _scale(quantity: str, lines: Sequence[_Line]) -> tuple[float, str]:
     return unit.size, f"{QUANTITIES[quantity]} ({unit.name}{'/s' if quantity == 'traffic' else ''})"
 
 
-def _add(figure: Plot, line: _Line, quantity: str, scale: float, row: int) -> None:
+def _add(figure: Plot, line: _Line, quantity: str, scale: float, row: int, *, listed: bool) -> None:
     values = line.values[quantity]
     figure.add_trace(
         new_trace(
             "scatter",
             name=as_label(line.name),
             legendgroup=line.name,
+            showlegend=listed,
             meta=line.meta,
             yaxis="y" if not row else f"y{row + 1}",
             mode="lines",
-            line={"width": 1.6},
+            line={"width": 1.6, "color": hue_of(line.meta).light},
             x=line.t_s.round(3),
             y=[None if np.isnan(value) else float(f"{value / scale:.4g}") for value in values.tolist()],
             hoverinfo="text",
