@@ -74,7 +74,8 @@ def _is_by_arrival(groups: Mapping[GroupId, Mapping[int, Array]], common: Mappin
     parts: dict[int, list[tuple[Column, Column]]] = {}
     for group, tables in groups.items():
         first, last = common[group]
-        kept = {rank: table[(table["seq"] >= first) & (table["seq"] <= last)] for rank, table in tables.items()}
+        # By position, each table is in order: rows between two are a slice, which copies nothing.
+        kept = {rank: table[slice(*np.searchsorted(table["seq"], (first, last + 1)))] for rank, table in tables.items()}
         reference = next(iter(kept.values()))
         if any(not np.array_equal(table["seq"], reference["seq"]) for table in kept.values()):
             return False

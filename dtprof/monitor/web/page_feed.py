@@ -40,7 +40,7 @@ TURN_EVERY_S = 1.0
 DIAGNOSE_SHARE = 0.007
 """Share of the time for the verdict while the state of the job does not change."""
 DIAGNOSE_EVERY_S = 7.0
-AT_ONCE_S = 0.2
+AT_ONCE_S = 0.6
 """How long an answer waits for work that has just been started, so that quick work is part of the same answer."""
 WATCHED_S = 5.0
 """How long after the last request a page is still drawn ahead of the next one."""
