@@ -82,15 +82,22 @@ def _compare(per_rank: Sequence[Array], shortened: Sequence[Floats]) -> tuple[Fl
     steps: Column = np.unique(per_rank[0]["step"])
     for actions in per_rank[1:]:
         steps = np.intersect1d(steps, actions["step"])
+    sorted_by_step = [np.argsort(actions["step"], kind="stable") for actions in per_rank]
+    ordered: Sequence[Array] = [actions[order] for actions, order in zip(per_rank, sorted_by_step, strict=True)]
+    acts = [np.stack([actions[name] for name in Act._fields], axis=1) for actions in ordered]
+    took_before = [_took(actions) for actions in ordered]
+    took_after = [took[order] for took, order in zip(shortened, sorted_by_step, strict=True)]
+    bounds = [np.searchsorted(actions["step"], (steps, steps + 1)).T.tolist() for actions in ordered]
     # Most steps have the same actions in the same order: these are replayed together, a column each.
     alike: dict[tuple[bytes, ...], tuple[Sequence[Array], list[Floats], list[Floats]]] = {}
-    for step in steps.tolist():
-        rows = [actions["step"] == step for actions in per_rank]
-        orders: Sequence[Array] = [actions[some] for actions, some in zip(per_rank, rows, strict=True)]
-        plan = tuple(b"".join(order[name].tobytes() for name in Act._fields) for order in orders)
-        _, before, after = alike.setdefault(plan, (orders, [], []))
-        before.append(np.concatenate([_took(order) for order in orders]))
-        after.append(np.concatenate([took[some] for took, some in zip(shortened, rows, strict=True)]))
+    for of_step in zip(*bounds, strict=True):
+        rows = [slice(*bound) for bound in of_step]
+        plan = tuple(own[some].tobytes() for own, some in zip(acts, rows, strict=True))
+        if plan not in alike:
+            alike[plan] = [actions[some] for actions, some in zip(ordered, rows, strict=True)], [], []
+        _, before, after = alike[plan]
+        before.append(np.concatenate([took[some] for took, some in zip(took_before, rows, strict=True)]))
+        after.append(np.concatenate([took[some] for took, some in zip(took_after, rows, strict=True)]))
     saved, gained = [], []
     for orders, before, after in alike.values():
         took = np.stack((*before, *after), axis=1)

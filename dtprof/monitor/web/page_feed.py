@@ -30,7 +30,7 @@ from dtprof.report.pages.page_dashboard import Dashboard
 from dtprof.report.pages.page_documents import Document, render_page
 
 POLL_EVERY_S = 0.5
-REFRESH_EVERY_S, REFRESH_SHARE = 3.5, 0.015
+REFRESH_EVERY_S, REFRESH_SHARE = 4.0, 0.015
 """How often the figures of the open page are redrawn, and the share of the time that may take."""
 DETAIL_EVERY_S, DETAIL_SHARE = 30.0, 0.0015
 """The same for figures of single operations: timelines, schedules, the critical path, traffic, memory."""
