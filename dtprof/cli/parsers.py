@@ -39,6 +39,16 @@ def output_path(text: str) -> Path:
     return Path(re.sub(r"^(?:file|local):/+", "/", text))
 
 
+_INVALID_CHOICE = re.compile(r"invalid choice: '([^']+)' \(choose from (.*)\)$")
+
+
+def _close_choice(message: str) -> str:
+    """Return which choice a mistyped one may mean, as a part of argparse's message; empty where none is close."""
+    found = _INVALID_CHOICE.search(message)
+    close = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1) if found else []
+    return f"; {found[1]} may mean {close[0]}" if found and close else ""
+
+
 class CommandParser(argparse.ArgumentParser):
     """Parses the arguments of one command; the environment provides those not given."""
 
@@ -79,7 +89,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2, the usage, and the command that helps."""
-        super().error(f"{message}; see {self.prog} --help")
+        super().error(f"{message}{_close_choice(message)}; see {self.prog} --help")
 
     def refuse(self, left: Sequence[str]) -> NoReturn:
         """End as `error` does, over arguments that the command does not know."""

@@ -124,7 +124,7 @@ def _log_words(job: LoggedJob, *, is_told: bool) -> Sequence[str]:
         return [f"{list_ranks(failed)} failed, and no line tells why"]
     if job.notes("failed", "system-error", "native-crash"):
         return ["the job failed, and no line tells why: keep the output of every rank"]
-    return ["nothing in the log tells of a failure; whether a job that still runs hangs silently, it cannot show"]
+    return ["nothing in the log tells of a failure; a log does not show whether a job that still runs hangs"]
 
 
 def _was_stopped(job: JobState) -> bool:

@@ -44,6 +44,8 @@ def test_findings_are_printed_with_their_place_and_the_status_says_so(
     source.write_text("import torch\n", encoding="utf-8")
     assert main(["lint", str(source.parent)]) == 0
     assert capsys.readouterr().out == "nothing found in 1 file\n"
+    assert main(["lint", str(source.with_name("none.py"))]) == 2
+    assert capsys.readouterr().out.endswith("\nno file was read\n")
 
 
 def test_a_run_raises_or_drops_findings(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,21 @@ def test_what_a_command_does_not_know_is_refused_in_its_name(capsys: pytest.Capt
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (["sumary", "run"], "; sumary may mean summary; see dtprof --help\n"),
+        (["export", "run", "--format", "perfeto"], "; perfeto may mean perfetto; see dtprof export --help\n"),
+    ],
+)
+def test_a_mistyped_command_or_choice_names_the_one_that_is_meant(
+    arguments: list[str], end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert capsys.readouterr().err.endswith(end)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_every_command_shows_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -17,6 +17,8 @@ def lint_text(result: LintResult) -> str:
     acquitted = len(result.findings) - len(counted)
     more = [f"{acquitted} acquitted by the run"] if acquitted else []
     more += [f"{result.ignored} ignored by comments"] if result.ignored else []
+    if not result.files:
+        return join_lines([*lines, "no file was read"])
     where = plural(result.files, "file")
     return join_lines([*lines, ", ".join([f"{total} in {where}", *more])])
 
