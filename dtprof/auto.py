@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dtprof import __version__, fence, settings
+from dtprof.launch import always_on
 from dtprof.records import paths, schema, writer
 
 NOTE = "recorded by `import dtprof.auto`: no launcher watched the job, and how it ended is not known"
@@ -63,7 +64,7 @@ def join_run() -> tuple[Path, bool]:
     """
     job, output = _job(), settings.from_environment(settings.OUTPUT)
     program = re.sub(r"[^A-Za-z0-9._-]", "_", Path(sys.argv[0] or "python").stem) or "python"
-    parent = (Path(output).parent if output else Path(settings.RUNS)).absolute()
+    parent = (Path(output).parent if output else always_on.runs_folder()).absolute()
     name = Path(output).name if output else f"{time.strftime('%Y%m%d-%H%M%S')}-{program}"
     suffix = name if output else f"-{program}"
     parent.mkdir(parents=True, exist_ok=True)

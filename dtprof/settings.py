@@ -171,6 +171,7 @@ ENV_HOST = "DTPROF_HOST"  # by users: a name for this host where host names are 
 ENV_COLLECT_TOKEN = "DTPROF_COLLECT_TOKEN"  # by users: the token of the collector
 ENV_COLLECT_TOKEN_FILE = "DTPROF_COLLECT_TOKEN_FILE"  # by users: a file that holds it, which others cannot read
 ENV_COLLECT_CA = "DTPROF_COLLECT_CA"  # by users: the certificate that its TLS is checked against
+ENV_ALWAYS = "DTPROF_ALWAYS"  # by images: the store of the runs of every torch job; by what is injected
 ENV_LOCAL_DIR = "DTPROF_LOCAL_DIR"  # by users: where records of a run on a network file system lie meanwhile
 ENV_STEP_CLOCK = "DTPROF_STEP_CLOCK"  # by `dtprof overhead`: folder for the times of steps
 ENV_RANK_ABOVE = "DTPROF_RANK_ABOVE"  # by a rank of several: its pid and its run, for the processes that it starts

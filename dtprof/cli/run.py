@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from dtprof import settings
 from dtprof.cli.parsers import output_path
 from dtprof.cli.ports import parse_port
-from dtprof.errors import CommandNotFoundError, UsageError
+from dtprof.errors import CommandNotFoundError, DtprofError, UsageError
 
 if TYPE_CHECKING:
     from dtprof.launch import job_launch
@@ -60,11 +61,25 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.off or os.environ.get("DTPROF_OFF", "0") not in ("", "0"):
         return _run_bare(command)
 
+    try:
+        return _record(command, arguments)
+    except DtprofError as error:
+        if not os.environ.get(settings.ENV_ALWAYS) or isinstance(error, CommandNotFoundError):
+            raise
+        # Nobody asked for this recording: the job runs whatever comes.
+        print(f"dtprof: {error}: the job is not recorded", file=sys.stderr, flush=True)
+        os.environ["DTPROF_OFF"] = "1"
+        return _run_bare(command)
+
+
+def _record(command: list[str], arguments: argparse.Namespace) -> int:
     from dtprof.launch import child_process
 
     with child_process.signals_held():  # numpy starts threads where it is first imported
         from dtprof.session import job_recording
 
+        if store := os.environ.get(settings.ENV_ALWAYS):
+            job_recording.prune_beside(Path(store))
     return job_recording.record_job(command, _settings(arguments))
 
 

@@ -2,14 +2,13 @@
 
 import argparse
 import json
-import re
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import settings
-from dtprof.cli.typed_quantities import parse_number, parse_whole
+from dtprof.cli.typed_quantities import age_seconds, parse_days, parse_number, parse_whole
 from dtprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ examples:
 exit status: 0; 1 where a run that was to be removed stays; 2 there is no such folder
 """
 MOST = 10**9
-_AGE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smhdw])")
-_SECONDS = settings.SECONDS | {"d": 86_400, "w": 7 * 86_400}
 _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M")
 
 
@@ -157,10 +154,7 @@ def _policy(arguments: argparse.Namespace) -> "Policy | None":
         return None
     days = 0.0
     if arguments.keep is not None:
-        found = _AGE.fullmatch(arguments.keep.strip())
-        if found is None:
-            raise UsageError(f"--keep is {arguments.keep!r}; expected a time such as 14d or 12h")
-        days = float(found[1]) * _SECONDS[found[2]] / 86_400
+        days = parse_days("--keep", arguments.keep)
     return Policy(
         keep_days=days,
         keep_notable_days=4 * days,
@@ -174,8 +168,8 @@ def _time(text: str | None, option: str) -> int:
     """Return a moment in ns of the wall clock from an age or a date; 0 for none."""
     if not text:
         return 0
-    if found := _AGE.fullmatch(text.strip()):
-        return time.time_ns() - int(float(found[1]) * _SECONDS[found[2]] * 1e9)
+    if (age_s := age_seconds(text)) is not None:
+        return time.time_ns() - int(age_s * 1e9)
     for form in _DATES:
         try:
             return int(time.mktime(time.strptime(text.strip(), form)) * 1e9)

@@ -3,8 +3,11 @@
 import math
 import re
 
+from dtprof import settings
 from dtprof.errors import UsageError
 
+_AGE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smhdw])")
+_SECONDS = settings.SECONDS | {"d": 86_400, "w": 7 * 86_400}
 _SIZES = {
     "B": 1,
     "KIB": 1 << 10,
@@ -84,6 +87,24 @@ def parse_size(option: str, text: str) -> int:
             f"for example {option} 8GiB"
         )
     return round(size)
+
+
+def age_seconds(text: str) -> float | None:
+    """Return the seconds of an age such as 12h, 7d, 2w; None where it is none."""
+    found = _AGE.fullmatch(text.strip())
+    return float(found[1]) * _SECONDS[found[2]] if found else None
+
+
+def parse_days(option: str, text: str) -> float:
+    """Return the days of an age.
+
+    Raises:
+        UsageError: it is none.
+    """
+    age_s = age_seconds(text)
+    if age_s is None:
+        raise UsageError(f"{option} is {text!r}; expected a time such as 14d or 12h")
+    return age_s / 86_400
 
 
 def _number(text: str) -> float:

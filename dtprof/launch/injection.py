@@ -1,6 +1,7 @@
 """Install, remove and inspect the `.pth` file that starts dtprof where PYTHONPATH does not reach."""
 
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,26 +13,58 @@ PTH = "dtprof_inject.pth"
 MODULE = "_dtprof_inject.py"
 SIGNATURE = "Written by `dtprof inject install`"
 ASK_TIMEOUT_S = 60
+LAUNCHERS = (
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch-distributed-run"),
+    *("accelerate", "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner"),
+)
+"""Programs and modules that start ranks."""
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Variables that ranks have."""
 _TEXT = '''\
-"""{ours}, taken away by `dtprof inject remove`: starts dtprof in jobs of `dtprof run`, else does nothing."""
+"""{ours}, taken away by `dtprof inject remove`: starts dtprof in jobs of `dtprof run`, and where a store is named
+here or in DTPROF_ALWAYS in every torch job; else it does nothing."""
 
 START = {start!r}
+STORE = {store!r}
+PYTHON = {python!r}
+LAUNCHERS = {launchers!r}
+RANKS = {ranks!r}
+
+
+def _program(argv):
+    rest = iter(argv[1:])
+    for word in rest:
+        if word == "-m":
+            return next(rest, "")
+        if word == "-c" or not word.startswith("-"):
+            return "" if word == "-c" else word.rpartition("/")[2]
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(rest, "")
+    return ""
 
 
 def _start():
     import os
     import sys
 
-    named = any(os.environ.get("DTPROF_" + name) for name in ("RUN_DIR", "STEP_CLOCK", "PROBE_DIR"))
-    if "dtprof_start" in sys.modules or not (named or os.path.isdir({folder!r} % os.getuid())):
+    if "dtprof_start" in sys.modules:
         return
-    import importlib.util
+    named = any(os.environ.get("DTPROF_" + name) for name in ("RUN_DIR", "STEP_CLOCK", "PROBE_DIR"))
+    store = "" if named else os.environ.get("DTPROF_ALWAYS") or STORE
+    program = _program(sys.orig_argv) if store else ""
+    is_launcher = program in LAUNCHERS
+    is_job = store and program != "dtprof" and (is_launcher or any(name in os.environ for name in RANKS))
+    if not (named or is_job or os.path.isdir({folder!r} % os.getuid())):
+        return
+    from importlib.machinery import SourceFileLoader
 
-    spec = importlib.util.spec_from_file_location("dtprof_start", START)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = type(os)("dtprof_start")
+    module.__file__ = START
+    SourceFileLoader("dtprof_start", START).exec_module(module)
     sys.modules["dtprof_start"] = module
     module.wait_for_torch_of_ancestors_job()
+    if is_job:
+        module.record_always(store, PYTHON, is_launcher)
 
 
 try:
@@ -47,6 +80,7 @@ class Installation:
 
     site_packages: Path
     start: str | None  # the file that it starts; None: nothing is installed
+    store: str = ""  # where every torch job is recorded; empty: only those of `dtprof run`
     is_current: bool  # this dtprof wrote it
 
 
@@ -61,22 +95,27 @@ def inspect(python: str) -> Installation:
     module, pth = site_packages / MODULE, site_packages / PTH
     text = _installed_text(module)
     start = next((line.partition(" = ")[2].strip("'\"") for line in text.splitlines() if line.startswith("START")), "")
+    store = next((line.partition(" = ")[2].strip("'\"") for line in text.splitlines() if line.startswith("STORE")), "")
     return Installation(
         site_packages=site_packages,
         start=start if pth.exists() and start else None,
-        is_current=pth.exists() and text == _text(),
+        store=store if pth.exists() else "",
+        is_current=pth.exists() and text == _text(store),
     )
 
 
-def install(python: str) -> Installation:
+def install(python: str, *, store: str = "") -> Installation:
     """Write both files, over those of an older dtprof.
+
+    Parameters:
+        store: folder into which every torch job is recorded; empty: those of `dtprof run` alone.
 
     Raises:
         UsageError, OutputError: as for `inspect`; or site-packages cannot be written to.
     """
     installed = inspect(python)
     try:
-        _write(installed.site_packages / MODULE, _text())
+        _write(installed.site_packages / MODULE, _text(store))
         _write(installed.site_packages / PTH, "import _dtprof_inject\n")
     except OSError as error:
         raise _not_writable(installed.site_packages, error) from error
@@ -98,9 +137,16 @@ def remove(python: str) -> Installation:
     return installed
 
 
-def _text() -> str:
-    start = str(interpreter.bootstrap_folder() / "dtprof_start.py")
-    return _TEXT.format(ours=SIGNATURE, start=start, folder=settings.JOBS_FOLDER)
+def _text(store: str) -> str:
+    return _TEXT.format(
+        ours=SIGNATURE,
+        start=str(interpreter.bootstrap_folder() / "dtprof_start.py"),
+        folder=settings.JOBS_FOLDER,
+        store=store,
+        python=sys.executable,
+        launchers=LAUNCHERS,
+        ranks=RANKS,
+    )
 
 
 def _installed_text(module: Path) -> str:

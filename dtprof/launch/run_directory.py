@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from dtprof import __version__, settings
+from dtprof import __version__
 from dtprof.errors import DiskFullError, OutputError
-from dtprof.launch import announcement, gpu_sampler, interpreter
+from dtprof.launch import always_on, announcement, gpu_sampler, interpreter
 from dtprof.records import paths, schema, writer
 
 OUR_FILE = re.compile(
@@ -37,7 +37,7 @@ def default_directory(command: Sequence[str]) -> Path:
         name = modules[-1]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", name or Path(command[0]).name)
     stamp = datetime.datetime.now(tz=datetime.timezone.utc).astimezone().strftime("%Y%m%d-%H%M%S")
-    base = Path(settings.RUNS) / f"{stamp}-{name}"
+    base = always_on.runs_folder() / f"{stamp}-{name}"
     candidate, number = base, 1
     while candidate.exists():
         number += 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dtprof.fence import fenced
 from dtprof.launch import child_process, comparison_thread, hang_watcher, job_launch
+from dtprof.launch.launcher_thread import NICENESS, LauncherThread
 
 if TYPE_CHECKING:
     from dtprof.records.reader import Run
@@ -32,6 +33,23 @@ def record_job(command: Sequence[str], settings: job_launch.JobSettings) -> int:
     if end.run is not None:
         _print_end(end.run, end)
     return job_launch.EXIT_HANG if end.stopped_by_us else child_process.end_like(end.status)
+
+
+def prune_beside(store: Path) -> None:
+    """Remove, in a thread, this user's runs in a store of every job that its policy does not keep."""
+
+    @fenced("the removal of old runs", "has ended")
+    def prune() -> None:
+        from dtprof.launch.always_on import read_policy, user_folder
+        from dtprof.session import run_lists
+        from dtprof.session.run_index import RunFilter
+        from dtprof.session.run_keeping import Policy
+
+        own = user_folder(store)
+        going = run_lists.surplus(own, RunFilter(), Policy(**read_policy(store)))
+        run_lists.remove(own, [facts for facts, _ in going])
+
+    LauncherThread(prune, "retention", niceness=NICENESS).start()
 
 
 def compare_while_running(records: "Subscription") -> comparison_thread.Comparison:

@@ -6,7 +6,7 @@ A run is removed only where it is the caller's own, no job writes it, and it hol
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ class Policy:
     keep_days: float = 0.0
     keep_notable_days: float = 0.0  # hung, slow, crashed, cut off
     max_mb_per_run: float = 0.0  # of runs that are not notable
+    max_gb_per_day: float = 0.0  # of each user's runs that started on one day (UTC); the newest stay
     max_gb_per_user: float = 0.0
 
     def surplus(self, runs: Sequence[RunFacts], *, now_ns: int) -> list[tuple[RunFacts, str]]:
@@ -40,21 +41,43 @@ class Policy:
                 going[run.name] = (run, f"{age_days:.0f} days old, kept for {limit:g}")
             elif self.max_mb_per_run and run.outcome not in NOTABLE and run.nbytes > self.max_mb_per_run * 2**20:
                 going[run.name] = (run, f"larger than {self.max_mb_per_run:g} MiB")
+        if self.max_gb_per_day:
+            self._limit(
+                runs,
+                going,
+                by=lambda run: (run.user, run.started_ns // DAY_NS),
+                most_gb=self.max_gb_per_day,
+                words="of one day",
+            )
         if self.max_gb_per_user:
-            by_user = defaultdict(list)
-            for run in runs:
-                if run.name not in going:
-                    by_user[run.user].append(run)
-            for user, kept in by_user.items():
-                excess = sum(run.nbytes for run in kept) - self.max_gb_per_user * 2**30
-                order = sorted(kept, key=lambda run: (run.outcome in NOTABLE, run.started_ns))
-                for run in order:
-                    if excess <= 0:
-                        break
-                    if run.outcome != run_facts.RUNNING:
-                        going[run.name] = (run, f"{user} has more than {self.max_gb_per_user:g} GiB")
-                        excess -= run.nbytes
+            self._limit(runs, going, by=lambda run: run.user, most_gb=self.max_gb_per_user, words="")
         return list(going.values())
+
+    @staticmethod
+    def _limit(
+        runs: Sequence[RunFacts],
+        going: dict[str, tuple[RunFacts, str]],
+        *,
+        by: Callable[[RunFacts], Hashable],
+        most_gb: float,
+        words: str,
+    ) -> None:
+        """Add the runs that exceed the space of their kind, the oldest first, notable ones last."""
+        kinds = defaultdict(list)
+        for run in runs:
+            if run.name not in going:
+                kinds[by(run)].append(run)
+        for kept in kinds.values():
+            excess = sum(run.nbytes for run in kept) - most_gb * 2**30
+            for run in sorted(kept, key=lambda run: (run.outcome in NOTABLE, run.started_ns)):
+                if excess <= 0:
+                    break
+                if run.outcome != run_facts.RUNNING:
+                    going[run.name] = (
+                        run,
+                        " ".join(filter(None, (f"{run.user} has more than {most_gb:g} GiB", words))),
+                    )
+                    excess -= run.nbytes
 
 
 def remove_run(store: Path, facts: RunFacts) -> None:

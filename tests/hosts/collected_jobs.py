@@ -53,13 +53,17 @@ class CollectedJob:
             return None
         return diagnose_run(self.run, IN_THIS_PROCESS)
 
-    def wait_for(self, kind: str) -> tuple[Finding, float]:
-        """Return the finding of a kind once there is one, and after how many seconds that was."""
+    def wait_for(self, kind: str, host: str) -> tuple[Finding, float]:
+        """Return the finding of a kind that names a host once there is one, and after how many seconds that was."""
         began_s, deadline_s = time.monotonic(), time.monotonic() + PATIENCE_S
         verdict = None
         while time.monotonic() < deadline_s:
             verdict = self.diagnose()
-            found = [finding for finding in verdict.findings if finding.kind == kind] if verdict else []
+            found = (
+                [finding for finding in verdict.findings if (finding.kind, finding.culprit_hosts) == (kind, (host,))]
+                if verdict
+                else []
+            )
             if found:
                 return found[0], time.monotonic() - began_s
             time.sleep(0.2)

@@ -44,8 +44,7 @@ def test_a_host_that_is_cut_off_frozen_or_killed_is_named(tmp_path: Path) -> Non
         host = job.workers[1]
         for fault, mend in ((host.cut_link, host.mend_link), (host.freeze, host.thaw), (host.kill, None)):
             fault()
-            finding, _ = job.wait_for("host-silent")
-            assert finding.culprit_hosts == ("b",)
+            finding, _ = job.wait_for("host-silent", "b")
             assert finding.waiting_ranks != finding.culprit_ranks
             if mend is not None:
                 mend()
@@ -58,5 +57,4 @@ def test_a_host_whose_cores_are_slow_is_named(tmp_path: Path) -> None:
     with collected(tmp_path) as job:
         job.wait_until(lambda: is_training(job))
         with job.workers[1].slowed(0.1):
-            finding, _ = job.wait_for("slow-rank")
-            assert finding.culprit_hosts == ("b",)
+            assert len(job.wait_for("slow-rank", "b")[0].culprit_ranks) == 1

@@ -1,13 +1,13 @@
 """Start of dtprof in a Python process of a job: waits until the job has imported torch, then arms the process.
 
 Reached by one of three ways: the `sitecustomize` beside it, which `dtprof run` puts first on PYTHONPATH; the `.pth`
-file that `dtprof inject install` writes; `import dtprof.auto`. Runs in interpreters that have no dtprof: standard
-library only.
+file that `dtprof inject install` writes; `import dtprof.auto`. The second one may be asked to record every torch job
+of the machine: then launchers become the command of a `dtprof run`, and ranks that have none record by themselves.
+Runs in interpreters that have no dtprof: standard library only, and little of it, since while jobs run it is loaded by
+every process of an interpreter with that file (importlib.abc and importlib.util alone take 20 ms).
 """
 
 import importlib
-import importlib.abc
-import importlib.util
 import os
 import sys
 import time
@@ -17,6 +17,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file
 RUN_DIR, STEP_CLOCK = "DTPROF_RUN_DIR", "DTPROF_STEP_CLOCK"
 PROBE_DIR = "DTPROF_PROBE_DIR"
 JOBS_FOLDER = "/tmp/dtprof-jobs-%d"
+ALWAYS, OFF = "DTPROF_ALWAYS", "DTPROF_OFF"
 MOST_ANCESTORS = 64
 
 waiting = False  # or done: what follows torch is hooked
@@ -24,6 +25,8 @@ waiting = False  # or done: what follows torch is hooked
 
 def import_dtprof():
     """Import the dtprof that started this job, also where it is not installed for this interpreter."""
+    import importlib.util
+
     if "dtprof" not in sys.modules:
         spec = importlib.util.spec_from_file_location(
             "dtprof", os.path.join(PACKAGE, "__init__.py"), submodule_search_locations=[PACKAGE]
@@ -91,11 +94,12 @@ def say(text):
         return
 
 
-class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Arms the process right after torch has been imported, once."""
+class AfterTorch:
+    """Finder and loader: arms the process right after torch has been imported, once."""
 
-    def __init__(self):
-        """Wait for the import."""
+    def __init__(self, then=None):
+        """Wait for the import; `then` is called after it, `arm` where it is not given."""
+        self.then = then
         self.original = None
         self.searching = False
 
@@ -106,6 +110,8 @@ class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """
         if name != "torch" or self.searching:
             return None
+        import importlib.util
+
         self.searching = True
         try:
             spec = importlib.util.find_spec(name)
@@ -118,7 +124,7 @@ class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def __getattr__(self, name):
         """Expose torch's own loader to code that only inspects it."""
-        if name == "original":
+        if name in ("original", "then"):
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -132,7 +138,7 @@ class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.original.exec_module(module)
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        arm()
+        (self.then or arm)()
 
 
 def wait_for_torch():
@@ -154,6 +160,39 @@ def wait_for_torch_of_ancestors_job():
     except Exception:
         return  # no job of ours, or an unknown one: leave the process alone
     wait_for_torch()
+
+
+def record_always(store, python, is_launcher):
+    """Record this process's job into a store, unless that, its owner's switch or the environment turns it off.
+
+    A launcher becomes the command of a `dtprof run`, in the same process. Where that cannot be, it runs as it is.
+    """
+    if waiting or is_off(store):
+        return
+    os.environ[ALWAYS] = store
+    if is_launcher:
+        sys.stdout.flush()
+        os.execv(python, [python, "-m", "dtprof", "run", "--", sys.executable, *sys.orig_argv[1:]])
+    sys.meta_path.insert(0, AfterTorch(record_rank))
+
+
+def record_rank():
+    """Record a rank that no launcher of ours has started."""
+    try:
+        import_dtprof()
+        importlib.import_module("dtprof.auto")
+    except Exception as error:
+        tell(error)
+
+
+def is_off(store):
+    """Say whether recording is turned off: by DTPROF_OFF, a file `off` in the store, or a store that is not there."""
+    if os.environ.get(OFF, "0") not in ("", "0") or not os.path.isdir(store):
+        return True
+    try:
+        return os.lstat(os.path.join(store, "off")).st_uid in (0, os.getuid(), os.lstat(store).st_uid)
+    except OSError:
+        return False
 
 
 def find_job():

@@ -53,8 +53,9 @@ def _finding(case: Case, silent: dict[int, RankState], waiting: dict[int, Operat
     quiet_s = min(job.silent_s[host] for host in hosts)
     return Finding(
         kind="host-silent",
-        summary=f"{'Host' if len(hosts) == 1 else 'Hosts'} {named} ({list_ranks(silent)}) {verb} not been heard "
-        f"of for {quiet_s:.0f} s; {wait_words(sorted(waiting))} in {first.op} #{first.seq} of {group_words(group)}.",
+        summary=f"{'Host' if len(hosts) == 1 else 'Hosts'} {named} ({list_ranks(silent)}) {verb} not been "
+        f"heard of for {quiet_s:.0f} s; {wait_words(sorted(waiting))} in {first.op} #{first.seq} of "
+        f"{group_words(group)}.",
         culprit_ranks=tuple(sorted(silent)),
         waiting_ranks=tuple(sorted(waiting)),
         confidence=0.85 if len(hosts) <= len(heard) else 0.5,

@@ -4,7 +4,7 @@ Reads the files of the run alone. What only the caller can know, which processes
 """
 
 import functools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -133,7 +133,7 @@ def collect(
         ranks,
         world_size=world_size,
         manifest=run.manifest,
-        stalled=_is_stalled(run, ranks, stop, progress),
+        stalled=_is_stalled(run, ranks, stop, progress, silent_s),
         progress=progress,
         stop=stop,
         silent_s=silent_s,
@@ -268,13 +268,19 @@ def _phase(rank: facts.RankState) -> Phase:
 
 
 def _is_stalled(
-    run: reader.Run, ranks: list[facts.RankState], stop: facts.Stop | None, progress: JobProgress | None
+    run: reader.Run,
+    ranks: list[facts.RankState],
+    stop: facts.Stop | None,
+    progress: JobProgress | None,
+    silent: Collection[str],
 ) -> bool:
     """Say whether ranks are, or were at their end, blocked: then open operations mean something."""
     if not any(map(_is_blocked, ranks)):
         return False
     if stop is not None:
-        return stop.had_stalled or _was_reported_hung(run, ranks)
+        # With a host that is silent as long as the others wait, no usual pause has to be exceeded.
+        waits = silent and stop.quiet_ns >= SILENT_AFTER_S * 1e9
+        return bool(waits) or stop.had_stalled or _was_reported_hung(run, ranks)
     if run.manifest.ended_realtime_ns:
         return run.manifest.exit_status != 0
     # Nobody knows how a job fares that was killed together with dtprof: this is where it was.
