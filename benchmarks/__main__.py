@@ -16,6 +16,7 @@ ALL = (
     "launch_cost",
     "mark_cost",
     "label_cost",
+    "adapter_cost",
     "hook_cost",
     "step_cost",
     "analysis_speed",

@@ -28,14 +28,6 @@ PACKAGES = {
     "typing-inspection tqdm packaging psutil",
     "megatron": "megatron-core packaging einops",
     "fairscale": "fairscale",
-    "ray": "ray click filelock jsonschema jsonschema-specifications referencing rpds-py msgpack packaging protobuf "
-    "pyyaml requests aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna certifi "
-    "urllib3 charset-normalizer pandas python-dateutil pytz tzdata six tensorboardX pydantic pydantic-core "
-    "annotated-types typing-inspection fsspec",
-    "hivemind": "hivemind pyyaml scipy prefetch_generator msgpack sortedcontainers uvloop grpcio grpcio-tools "
-    "configargparse py-multihash py-multicodec py-multibase morphys cryptography cffi pycparser pydantic "
-    "pydantic-core annotated-types typing-inspection packaging varint base58 netaddr idna py-cid python- "
-    "baseconv six",
     "torchft": "torchft opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp-proto-http opentelemetry- "
     "exporter-otlp-common opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-http-transport "
     "opentelemetry-proto opentelemetry-semantic-conventions googleapis-common-protos requests certifi idna "

@@ -49,6 +49,11 @@ def find_obstacle(run: Run, surveys: Surveys, used: MeasuredSteps) -> str:
         )
     if run.manifest.imported == IMPORTED_PIPELINE:
         return ""
+    if run.manifest.replicas > 1:
+        return (
+            f"whatif: the run has {run.manifest.replicas} replicas, which may be several programs, and restart one by "
+            "one: a step of one is not the same step of another. Record one of them to have it replayed"
+        )
     chosen, facts = newest_ranks(run.folders), surveys.facts
     world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
     missing = sorted(set(range(world_size)) - set(chosen))

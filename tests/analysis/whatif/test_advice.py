@@ -77,6 +77,15 @@ def test_three_measured_steps_are_too_few(tmp_path: Path) -> None:
     assert found.reason == "a prediction takes 4 measured steps, the run has 3"
 
 
+def test_replicas_whose_steps_are_not_the_same_are_not_replayed(tmp_path: Path) -> None:
+    generate(tmp_path, replace(JOB, slow={2: 1.3}))
+    run = open_run(tmp_path)
+    advice = summarise_advised(replace(run, manifest=replace(run.manifest, replicas=2))).advice
+    assert advice is not None
+    assert not advice.fix
+    assert advice.reason.startswith("the run has 2 replicas")
+
+
 def test_a_replay_that_misses_the_run_names_no_change() -> None:
     why = "whatif: the replayed step is 6.2 % off the measured one, more than 5 %: ...; nothing is predicted"
     found = state_advice(Prediction(run="run", steps=(2, 9), replay_error=0.062, cannot_tell=("other", why)))
