@@ -316,7 +316,7 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
         if MICROBATCHES in pipeline:
             assumes.append(
                 "the batch of a step stays, its microbatches take time by their size; bounds allow for "
-                f"{100 * FIXED:.0f} % of it that does not depend on their size"
+                f"{100 * FIXED:.0f} % of the smaller ones that does not depend on their size"
             )
         if SPLIT in pipeline:
             assumes.append("layers can be divided so finely")

@@ -34,8 +34,8 @@ _PLANNED = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", INTERLEAVED: "Interleaved1F1B"}
 SPLITTING = (ZB_H1, ZBV, DUALPIPEV)
 _IN_V = (ZBV, DUALPIPEV)
 FIXED = 0.25
-"""Share of the present time of an action up to which launching it may cost: a run of microbatches of one size cannot
-tell it from what grows with the size. Bounds of gains allow for it."""
+"""Share of an action on the smaller microbatches that may not depend on their size: a run of microbatches of one size
+cannot tell. Bounds of gains allow for it."""
 MAX_ACTIONS = 20_000
 MAX_STEPS = 16
 MAX_SEARCH = 12
@@ -69,7 +69,7 @@ class WindowChange:
 
     change_ns: float
     error_ns: float
-    fixed_ns: float = 0.0  # that it changes besides if FIXED of each action is for its launch, not for its size
+    fixed_ns: float = 0.0  # that it changes besides if FIXED of the smaller actions does not depend on their size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +134,10 @@ class PipelineTimes:
         windows = replay_plan(plan, took, message_ns=self.message_ns)
         if windows is None:
             raise Unpredictable(f"{label}: the plan of the schedule cannot be replayed")
-        share = self.microbatches / int(microbatches) if microbatches else 1.0
-        # Of the present time of each action, FIXED stays whatever the size of its microbatch.
-        launched = replay_plan(plan, took * (1 - FIXED + FIXED / share), message_ns=self.message_ns)
+        ratio = int(microbatches) / self.microbatches if microbatches else 1.0
+        smaller = FIXED + (1 - FIXED) * max(ratio, 1 / ratio)  # how many times the smaller action the larger one takes
+        by_size = smaller / max(ratio, 1 / ratio)
+        launched = replay_plan(plan, took * (by_size if ratio < 1 else 1 / by_size), message_ns=self.message_ns)
         assert launched is not None  # the plan is the same
         return WindowChange(
             change_ns=float((windows - self.windows_ns).mean()),
