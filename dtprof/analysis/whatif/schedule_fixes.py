@@ -19,6 +19,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     FORWARD,
     LOSS,
     Plan,
+    in_order,
     list_acts,
     replay_actions,
     replay_plan,
@@ -38,7 +39,6 @@ FIXED = 0.25
 cannot tell. Bounds of gains allow for it."""
 MAX_ACTIONS = 20_000
 MAX_STEPS = 16
-MAX_SEARCH = 12
 _KINDS = 8
 _NAMES = {
     "gpipe": GPIPE,
@@ -92,7 +92,10 @@ class PipelineTimes:
     took: Mapping[
         int, Floats
     ]  # by kind (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT): shape (stages, microbatches, steps)
-    message_ns: float
+    message_ns: (
+        float  # from the end of an action on one rank until one on another that waits for it begins, beyond host_ns
+    )
+    host_ns: float  # between actions of a rank that wait for nothing
     windows_ns: Floats  # of these steps, in the replay of the schedule as it ran
     error_ns: float  # by which they miss the measured ones, mean
     members: tuple[int, ...] = ()  # the global ranks, in the order of the stages that they begin with
@@ -103,7 +106,7 @@ class PipelineTimes:
 
     def replay_present(self) -> ReplayedPlan | None:
         """Return the actions of a step as they ran, replayed with mean times; None where they cannot be."""
-        return self._replay_means(self.plan, self.lengths_ns)
+        return self._replay_means(self.plan, self.lengths_ns + self.host_ns)
 
     def halves_backward(self, schedule: str | None) -> bool:
         """Say whether a schedule has apart what the run did in one: gradients of inputs and of weights."""
@@ -205,9 +208,8 @@ class PipelineTimes:
             )
         if plan is None:
             return None
-        return plan, np.array(
-            [times[act.kind][act.stage, act.microbatch % self.microbatches] for acts in plan for act in acts]
-        )
+        rows = [times[act.kind][act.stage, act.microbatch % self.microbatches] for acts in plan for act in acts]
+        return plan, np.array(rows) + self.host_ns
 
 
 def _place_stages(ranks: int, stages: int, *, in_v: bool) -> list[int]:
@@ -247,7 +249,7 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int]) -> PipelineT
     orders = [member.actions[member.actions["step"] == steps[0]] for member in members]
     plan: Plan = tuple(list_acts(order) for order in orders)
     took = np.zeros((_KINDS, stages, microbatches, len(steps)))
-    lengths = np.zeros((sum(map(len, plan)), len(steps)))
+    begins, ends = np.zeros((2, sum(map(len, plan)), len(steps)))
     windows = np.zeros(len(steps))
     for place, step in enumerate(steps):
         orders = [member.actions[member.actions["step"] == step] for member in members]
@@ -256,13 +258,16 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int]) -> PipelineT
         rows = np.concatenate(orders)
         if (rows["stage"] >= stages).any() or (rows["microbatch"] >= microbatches).any():
             return "its pipeline acts on other stages or microbatches than its schedule has"
-        lengths[:, place] = rows["end"] - rows["begin"]
-        np.add.at(took[..., place], (rows["kind"], rows["stage"], rows["microbatch"]), lengths[:, place])
+        begins[:, place], ends[:, place] = rows["begin"] - rows["begin"].min(), rows["end"] - rows["begin"].min()
+        lengths = ends[:, place] - begins[:, place]
+        np.add.at(took[..., place], (rows["kind"], rows["stage"], rows["microbatch"]), lengths)
         windows[place] = rows["end"].max() - rows["begin"].min()
-    fitted = _fit_messages(plan, lengths, float(windows.mean()))
-    if fitted is None:
+    gaps = measure_gaps(plan, begins, ends)
+    lengths = ends - begins
+    replayed = replay_plan(plan, lengths + gaps[0], message_ns=gaps[1]) if gaps is not None else None
+    if gaps is None or replayed is None:
         return "the actions of the ranks of its pipeline do not fit together to be replayed"
-    message_ns, replayed = fitted
+    host_ns, message_ns = gaps
     name = schedule_name(pipeline).lower()
     return PipelineTimes(
         name=_NAMES.get(name, ZB_H1 if "zero" in name else name),
@@ -275,6 +280,7 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int]) -> PipelineT
             BACKWARD_WEIGHT: took[BACKWARD_WEIGHT] + took[BACKWARD] / 2,
         },
         message_ns=message_ns,
+        host_ns=host_ns,
         windows_ns=replayed,
         error_ns=float(np.abs(replayed - windows).mean()),
         members=tuple(member.rank for member in members),
@@ -283,18 +289,36 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int]) -> PipelineT
     )
 
 
-def _fit_messages(plan: Plan, took: Floats, target: float) -> tuple[float, Floats] | None:
-    """Return how long messages take for replays to have the measured windows on average, and those windows."""
-    shortest = replay_plan(plan, took)
-    if shortest is None:
+def measure_gaps(plan: Plan, begins: Floats, ends: Floats) -> tuple[float, float] | None:
+    """Return the mean time between actions that wait for nothing, and that of messages beyond it; None: no replay.
+
+    An action waits for a message where the one that it needs, on another rank, ended later than the one before it.
+    Where that ended less than a message earlier, the gap may be either, and counts for neither.
+    """
+    order = in_order(plan)
+    if not order:
         return None
-    low, high, best = 0.0, float(took.max()), shortest
-    for _ in range(MAX_SEARCH if shortest.mean() < target else 0):
-        middle = (low + high) / 2
-        replayed = replay_plan(plan, took, message_ns=middle)
-        assert replayed is not None  # the same plan
-        if replayed.mean() < target:
-            low, best = middle, replayed
-        else:
-            high = middle
-    return low, best
+    first_row = np.cumsum([0, *map(len, plan)]).tolist()
+    ready: dict[object, tuple[int, int]] = {}  # on which rank, and which row gives it
+    gaps: list[Floats] = []
+    leads: list[Floats] = []  # by which what an action needs was there before the rank was free
+    messages: list[Floats] = []
+    for rank, at, needs, gives in order:
+        row = first_row[rank] + at
+        source, giver = ready[needs] if needs is not None else (rank, -1)
+        if source != rank:
+            messages.append(np.where(at == 0 or ends[giver] > ends[row - 1], begins[row] - ends[giver], np.nan))
+        if at:
+            gaps.append(begins[row] - ends[row - 1])
+            leads.append(ends[row - 1] - ends[giver] if source != rank else np.full(len(gaps[-1]), np.inf))
+        if gives is not None:
+            ready[gives] = rank, row
+    message = _mean(np.array(messages))
+    host = _mean(np.where(np.array(leads) > message, np.array(gaps), np.nan))
+    return host, max(0.0, message - host)
+
+
+def _mean(values: Floats) -> float:
+    """Return the mean of what is known, at least 0; 0 where nothing is."""
+    known = values[~np.isnan(values)]
+    return max(0.0, float(known.mean())) if len(known) else 0.0

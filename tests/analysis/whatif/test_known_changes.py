@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.pipeline.schedule_plans import make_h1_plan, make_plan, make_zero_bubble_plan
-from dtprof.analysis.pipeline.schedule_replay import BACKWARD, Plan, replay_plan
+from dtprof.analysis.pipeline.schedule_replay import BACKWARD, Plan, replay_actions, replay_plan
 from dtprof.analysis.whatif.prediction import MAX_ERROR, Prediction, Replayable, predict
 from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.analysis.whatif.run_graph import read_graph
+from dtprof.analysis.whatif.schedule_fixes import measure_gaps
 from dtprof.errors import UsageError
 from dtprof.records.reader import open_run
 from dtprof.session import what_if
@@ -162,7 +163,7 @@ def test_what_the_run_does_not_have_is_refused_with_what_it_has(fix: str, senten
         ("--microbatches=16", "no pipeline schedule"),
         ("--schedule=zbv", "no pipeline schedule"),
         ("--split=even", "no pipeline schedule"),
-        ("--ranks=4000", "4000 replicas from the 4"),
+        ("--ranks=4000", "4,000 replicas from the 4"),
         ("--buckets=1MB", "about as large"),
     ],
 )
@@ -250,6 +251,17 @@ def test_zero_bubble_has_a_third_of_the_bubble_of_1f1b(ranks: int, microbatches:
     # Qi et al.: (p - 1) (F + B + W) becomes (p - 1) (F + B - W).
     assert before == 3 * (ranks - 1)
     assert after == ranks - 1
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_the_host_between_actions_and_messages_are_told_apart(schedule: str) -> None:
+    # Actions of 10 with 1 of the host before each, and 2 more where one waits for a message.
+    plan = make_plan(schedule, ranks=2, chunks=1, microbatches=4)
+    assert plan is not None
+    replayed = replay_actions(plan, np.full((sum(map(len, plan)), 3), 11.0), message_ns=2.0)
+    assert replayed is not None
+    begins, ends = replayed
+    assert measure_gaps(plan, begins + 1, ends) == (1.0, 2.0)
 
 
 def window_of(plan: Plan) -> float:
