@@ -74,20 +74,21 @@ def find_untaken(case: Case) -> Iterator[Finding]:
         for end, count in peer.channels.items():
             if not end.sends or end.peer != wait.rank or end.group != mine.group or end.tag == mine.tag:
                 continue
-            if count > 1 or taken.get(replace(end, peer=peer.rank, sends=False), 0):
-                continue  # no tag that came up now
-            sent = next((o for o in peer.operations if o.op == "send" and _is_on(o, end)), None)
-            if sent is None:
+            took = taken.get(replace(end, peer=peer.rank, sends=False), 0)
+            is_new = (count == 1 and not took, mine.nth == 0 and took > 0)  # of the peer's tag, of the tag waited for
+            sent = next((o for o in reversed(peer.operations) if o.op == "send" and _is_on(o, end)), None)
+            if count <= took or not any(is_new) or sent is None:
                 continue
+            culprit, other = (peer.rank, wait.rank) if is_new[0] else (wait.rank, peer.rank)
             yield message_finding(
                 "p2p-tag-mismatch",
                 f"Rank {wait.rank} waits in {message_words(mine)}{at_line(mine.site)}; rank {peer.rank} sent it a "
                 f"message that nobody takes: {message_words(sent)}{at_line(sent.site)}.",
                 job=job,
                 operations={wait.rank: mine, peer.rank: sent},
-                culprits=(peer.rank,),
+                culprits=(culprit,),
                 confidence=0.85,
-                facts=(f"rank {peer.rank} used this tag once, and rank {wait.rank} never",),
+                facts=(f"rank {culprit} never used its tag here before, and rank {other} went on as ever",),
                 advice="Give both ends the same tag.",
             )
 

@@ -72,6 +72,8 @@ def find_omitted(case: Case) -> Iterator[Finding]:
     It waits in the next round then, and the ranks that keep to their programs wait for it, in a chain or a cycle.
     """
     job, waits = case.job, case.job.waits
+    held = [rank for rank in case.cycle if _is_new_line(job.ranks[rank], waits[rank][0].operation)]
+    newly_held = held if len(held) > 1 else []
     for wait in case.unmet_messages[:MAX_ASKED]:
         mine = wait.operation
         for rank in wait.awaited[:MAX_ASKED]:
@@ -79,6 +81,8 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             usual = _find_usual(job.ranks[rank].operations, stuck, of=mine, rank=wait.rank) if stuck else None
             if usual is None or not _is_other_end(usual, of=mine, rank=wait.rank) or _left_own_program(job, wait):
                 continue
+            if rank in newly_held and wait.rank not in newly_held:
+                continue  # it is held by a message of its own that it never made before: a consequence
             needed = "receive" if mine.op == "send" else "send"
             if stuck is not None and _is_new_line(job.ranks[rank], stuck) and _follows(job, stuck, needed):
                 continue  # it makes it after a message that it never awaited there before: an order of its own
