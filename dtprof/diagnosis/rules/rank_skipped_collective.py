@@ -499,25 +499,42 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
     waiting = [job.ranks[r].first_blocking for r in left.waiting_ranks if r in job.ranks]
     awaited = next((o for o in waiting if o is not None and (o.op, o.seq) == (left.op, left.seq)), None)
     culprits = [job.ranks[r] for r in left.culprit_ranks if r in job.ranks]
-    if awaited is not None and culprits and all(_left_out_at_the_end(rank, awaited) for rank in culprits):
+    if (
+        awaited is not None
+        and culprits
+        and all(rank.finished and _left_out(rank, awaited, reached=rank.steps_ended) for rank in culprits)
+    ):
         yield explain(_skip_finding(job, awaited, left.culprit_ranks, confidence=0.8), left)
 
 
-def _left_out_at_the_end(rank: RankState, awaited: Operation) -> bool:
-    """Say whether a rank made a call in each of its steps but the last, which it went through to its end."""
+def explain_message(case: Case, unmatched: Finding) -> Iterator[Finding]:
+    """Give the finding for ranks that wait for a message of a later step than the collective they are waited for in."""
+    job = case.job
+    for collective in case.open_collectives:
+        awaited = next(iter(collective.waiting.values()))
+        ahead = tuple(
+            rank
+            for rank in collective.absent
+            if (now := job.ranks[rank].first_blocking) is not None
+            and now.p2p
+            and _left_out(job.ranks[rank], awaited, reached=now.step)
+        )
+        if ahead:
+            yield explain(_skip_finding(job, awaited, ahead, confidence=0.85), unmatched)
+            return
+
+
+def _left_out(rank: RankState, awaited: Operation, *, reached: int | None) -> bool:
+    """Say whether a rank made a call in each step before the one in which it is awaited, and is in a later one."""
     made = [o.step for o in rank.operations if o.label == awaited.label and o.step is not None]
-    return (
-        awaited.step is not None
-        and rank.steps_ended is not None
-        and rank.finished
-        and rank.steps_ended > awaited.step
-        and len(made) > 1
-        and max(made) < awaited.step
-    )
+    if awaited.step is None or reached is None:
+        return False
+    return reached > awaited.step and len(made) > 1 and max(made) < awaited.step
 
 
 RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_skip),
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_left_loop, finds_all=True),
     Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.WAIT, Stage.LATE), refine=explain_exit),
+    Refinement(kinds=KINDS, causes=("p2p-unmatched",), stages=(Stage.WAIT,), refine=explain_message),
 )
