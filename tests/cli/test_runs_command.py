@@ -13,6 +13,8 @@ from dtprof.launch import announcement
 from dtprof.records import remote, run_facts, writer
 from dtprof.session.run_index import RunFilter, RunIndex
 from dtprof.session.run_keeping import Policy
+from tests.analysis.noisy_runs import build_ranks
+from tests.builders import write_run
 
 NOW_NS = time.time_ns()
 DAY_NS = 86_400_000_000_000
@@ -207,3 +209,35 @@ def test_bad_input_is_one_sentence(
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1
+
+
+def write_measured(store: Path, name: str, *, age_days: float, slower_reduce_us: float = 0.0) -> None:
+    """Write a whole run of two ranks that ended well."""
+    run = write_run(store / name, build_ranks(1, slower_reduce_us=slower_reduce_us))
+    document = json.loads((run / "run.json").read_text())
+    started_ns = NOW_NS - int(age_days * DAY_NS)
+    times = {"started_realtime_ns": started_ns, "ended_realtime_ns": started_ns + 10**9}
+    (run / "run.json").write_text(json.dumps(document | times))
+
+
+def test_runs_are_diagnosed_once_and_their_steps_measured_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_measured(tmp_path, "before", age_days=2)
+    write_measured(tmp_path, "after", age_days=1, slower_reduce_us=2000.0)
+    put(tmp_path, "empty", age_days=3)
+    rows = listed(capsys, str(tmp_path))
+    assert {rows[name]["outcome"] for name in ("before", "after")} == {"ended"}
+    rows = listed(capsys, str(tmp_path), "--diagnose", "--name", "after")
+    assert rows["after"]["outcome"] != "ended"
+    assert (tmp_path / "after" / run_facts.VERDICT).exists()
+    assert not (tmp_path / "before" / run_facts.VERDICT).exists(), "it was not asked for"
+    rows = listed(capsys, str(tmp_path), "--compare", "--limit", "2")
+    before, after = rows["before"], rows["after"]
+    assert after["step_ns"] > before["step_ns"] > 0
+    assert after["step_change"] == pytest.approx(after["step_ns"] / before["step_ns"] - 1)
+    assert before["step_change"] is None
+    assert listed(capsys, str(tmp_path), "--compare")["empty"]["step_ns"] is None
+    # Measured once: the index holds it.
+    monkeypatch.setattr("dtprof.session.run_results.summarise", lambda *_: pytest.fail("measured again"))
+    assert listed(capsys, str(tmp_path), "--compare", "--since", "60h")["after"]["step_ns"] == after["step_ns"]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.collected_jobs import collected, is_training
+from tests.hosts.collected_jobs import collected, is_training, torchrun
 from tests.hosts.machines import hosts, why_not
+from tests.jobs import DTPROF
 
 if why_not():
     warnings.warn(f"no test on several hosts runs: {why_not()}", stacklevel=1)
@@ -58,3 +59,16 @@ def test_a_host_whose_cores_are_slow_is_named(tmp_path: Path) -> None:
         job.wait_until(lambda: is_training(job))
         with job.workers[1].slowed(0.1):
             assert len(job.wait_for("slow-rank", "b")[0].culprit_ranks) == 1
+
+
+@pytest.mark.jobs
+@pytest.mark.thorough
+def test_doctor_meets_and_measures_over_two_hosts(tmp_path: Path) -> None:
+    command = [*DTPROF, "doctor", "--", *torchrun("steady_training.py", 2)]
+    with hosts(tmp_path, ["a", "b"]) as made:
+        started = [host.start(command, env={"GLOO_SOCKET_IFNAME": "eth0"}, log="doctor.log") for host in made]
+        for process in started:
+            assert process.wait(240) in (0, 1)
+        said = [host.said("doctor.log") for host in made]
+    assert "2 on 2 hosts" in said[0]
+    assert "from rank to rank, gloo: GB/s" in said[0]
