@@ -149,7 +149,7 @@ def one_microbatch_less_before_the_tied_embeddings(rank: int) -> None:
             dist.all_reduce(torch.ones(16), group=tied)
 
 
-@faulty("p2p-tag-mismatch", 2, 3, ranks=4, also=(("rank-stuck", 0),))
+@faulty("p2p-tag-mismatch", 3, ranks=4, also=(("rank-stuck", 0),))
 def a_file_lock_beside_two_that_count_tags_differently(rank: int) -> None:
     pair = dist.new_group([0, 1])
     path = Path(tempfile.gettempdir()) / f"handover-{os.environ['MASTER_PORT']}"
