@@ -30,14 +30,14 @@ from dtprof.report.pages.page_dashboard import Dashboard
 from dtprof.report.pages.page_documents import Document, render_page
 
 POLL_EVERY_S = 0.5
-REFRESH_EVERY_S, REFRESH_SHARE = 4.5, 0.0125
+REFRESH_EVERY_S, REFRESH_SHARE = 4.0, 0.015
 """How often the figures of the open page are redrawn, and the share of the time that may take."""
 DETAIL_EVERY_S, DETAIL_SHARE = 30.0, 0.0015
 """The same for figures of single operations: timelines, schedules, the critical path, traffic, memory."""
 TURN_SHARE = 0.1
 """Share of the time for drawing while the state of the job keeps changing: ranks exit, stall or report mismatches."""
 TURN_EVERY_S = 1.0
-DIAGNOSE_SHARE = 0.009
+DIAGNOSE_SHARE = 0.007
 """Share of the time for the verdict while the state of the job does not change."""
 DIAGNOSE_EVERY_S = 7.0
 AT_ONCE_S = 0.6
