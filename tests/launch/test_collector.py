@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -190,6 +191,27 @@ def test_nothing_is_lost_or_doubled_when_either_end_is_gone(service: Service, tm
     sync(*senders, is_last=True)
     assert [differences(one.run, service.store / "job") for one in hosts] == [[], []]
     assert sorted(path.name for path in service.store.iterdir()) == ["job"]
+
+
+def test_a_host_that_comes_right_after_a_restart_of_the_collector_joins_its_job(
+    service: Service, tmp_path: Path
+) -> None:
+    hosts = [host(tmp_path, "a", range(1), 2), host(tmp_path, "b", range(1, 2), 2)]
+    hosts[0].write(10)
+    sync(service.sender(hosts[0]))
+    service.end()
+    service.begin()
+    hosts[1].write(10)
+    sync(service.sender(hosts[1]))
+    assert [path.name for path in service.store.iterdir()] == ["job"]
+    # One that nobody has sent to for long is another job's, whatever the key says.
+    service.end()
+    for file in (service.store / "job").rglob("*"):
+        os.utime(file, (1e9, 1e9))
+    service.begin()
+    third = host(tmp_path, "c", range(1), 1)
+    sync(service.sender(third))
+    assert sorted(path.name for path in service.store.iterdir()) == ["job", "job-2"]
 
 
 def test_an_answer_that_was_lost_doubles_nothing(service: Service, tmp_path: Path) -> None:

@@ -167,6 +167,8 @@ class RunStore:
                 continue
             run.launchers[launcher.id] = launcher
             self._of[launcher.id] = run
+        # Its hosts may go on to come: a job that was heard of just now is not another one for a restart of ours.
+        run.heard_s = time.monotonic() - max(0.0, time.time() - _last_written_s(path))
         self._runs[path.name] = run
         if run.is_open:
             self._tidy(run)
@@ -443,6 +445,16 @@ class RunStore:
             else:
                 known = {name: launcher.manifest[name] for name in OF_A_LAUNCHER if name in launcher.manifest}
                 writer.write_json(file, {"host": launcher.host} | known)
+
+
+def _last_written_s(run: Path) -> float:
+    """Return when a launcher of a run was last heard of, by the clock of the file system."""
+    newest_s = 0.0
+    for pattern in (OF_LAUNCHER.format("*"), "node-*/samples.jsonl", "rank-*/events.*"):
+        for file in run.glob(pattern):
+            with suppress(OSError):
+                newest_s = max(newest_s, file.stat().st_mtime)
+    return newest_s
 
 
 def _lowest_rank(launcher: Launcher) -> tuple[int, str]:
