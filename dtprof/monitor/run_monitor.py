@@ -266,7 +266,7 @@ def _mismatch(mismatch: ReportedMismatch) -> str:
 
 
 def _slow(found: StragglerResult, *, is_over: bool) -> str:
-    cost = f": {format_ns(found.blame_ns_per_step)} a step" if found.blame_ns_per_step else ""
-    return f"rank {found.rank} {'was' if is_over else 'is'} slow{cost}" + (
-        f" {found.phase_words}" if found.phase else ""
-    )
+    where = f" {found.phase_words}" if found.phase else ""
+    blame = found.blame_ns_per_step
+    cost = f": costs the others {format_ns(blame)} a step" if blame else ""
+    return f"rank {found.rank} {'was' if is_over else 'is'} slow{where}{cost}"

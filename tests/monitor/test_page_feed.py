@@ -251,7 +251,7 @@ def test_whole_run_is_shown_once_it_has_ended(tmp_path: Path) -> None:
         "state": "ended",
         "text": "ended with exit status 0, step 80",
         "age": "",
-        "alarms": ["rank 0 was slow: 20.0 ms a step in backward"],
+        "alarms": ["rank 0 was slow in backward: costs the others 20.0 ms a step"],
     }
     assert feed.source is not None
     assert feed.source.summary.steps.used is not None

@@ -101,7 +101,7 @@ def test_alarm_comes_when_nothing_moves_and_goes_when_it_does(tmp_path: Path) ->
     monitor = Monitor(run, clock=lambda: now[0])
     slow = [alarm for alarm in monitor.poll().alarms if "slow" in alarm]
     assert len(slow) == 1
-    assert slow[0].startswith("rank 0 is slow: 20.0 ms a step in backward")
+    assert slow[0].startswith("rank 0 is slow in backward: costs the others 20.0 ms a step")
     now[0] = 30.0
     snapshot = monitor.poll()
     assert snapshot.alarms[0] == (
@@ -203,10 +203,13 @@ def test_those_that_the_launcher_stopped_come_after_the_one_that_died(tmp_path: 
 
 def test_a_slow_rank_of_a_job_that_is_over_was_slow(tmp_path: Path) -> None:
     assert (
-        Monitor(running(two_ranks(20), tmp_path / "on")).poll().alarms[0].startswith("rank 0 is slow: 20.0 ms a step")
+        Monitor(running(two_ranks(20), tmp_path / "on"))
+        .poll()
+        .alarms[0]
+        .startswith("rank 0 is slow in backward: costs the others 20.0 ms")
     )
     over = builders.write_run(tmp_path / "over", two_ranks(20))
-    assert Monitor(over).poll().alarms[0].startswith("rank 0 was slow: 20.0 ms a step")
+    assert Monitor(over).poll().alarms[0].startswith("rank 0 was slow in backward: costs the others 20.0 ms")
 
 
 def test_damaged_description_of_a_job_is_reported_and_not_taken_for_a_job_that_runs(tmp_path: Path) -> None:
