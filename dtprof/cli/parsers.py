@@ -111,7 +111,7 @@ class CommandParser(argparse.ArgumentParser):
             action for action in from_variables if values[action] is None or isinstance(values[action], _Unset)
         ]
         chosen = {action for action, value in values.items() if value is True}
-        parsed.from_environment = {}
+        parsed.from_environment = dict(getattr(parsed, "from_environment", {}))  # of the command's own parser
         for action in left_open:
             setattr(parsed, action.dest, action.default)
         for action in left_open:

@@ -112,4 +112,4 @@ def test_categories_that_are_not_known_are_null_and_the_summary_says_why() -> No
 def test_without_samples_of_a_model_there_are_no_categories() -> None:
     summary = summarise(MemoryRun([sampled(peak_rss_bytes=100)]))
     assert summary.ranks[0].memory_categories == {}
-    assert any(caveat.startswith("memory: what it is held for") for caveat in summary.cannot_tell)
+    assert any(caveat.startswith("memory: its categories are not known") for caveat in summary.cannot_tell)

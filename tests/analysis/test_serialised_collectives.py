@@ -48,7 +48,7 @@ def test_neighbours_could_run_side_by_side_and_gain_all_but_the_longest(gap: int
 
 def test_text_and_json_tell_of_them() -> None:
     summary = summarise(training())
-    assert "3 all_reduce of 1.00 MiB a step over dp wait one for another: up to 20.0 ms less" in " ".join(
+    assert "3 all_reduce of 1.00 MiB a step over dp run one after another: a step takes up to 20.0 ms less" in " ".join(
         summary_text(summary).split()
     )
     assert summary_json(summary)["serialised"][0]["gain_ns_per_step"] == 20 * MS
