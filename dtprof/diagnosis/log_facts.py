@@ -14,6 +14,10 @@ MAX_RANK = 100_000
 """A higher number is no rank: something else stood where a rank is named."""
 
 
+BACKWARD = "backward"
+"""The call of a backward pass in which native code failed: DistributedDataParallel reduces gradients there."""
+
+
 class Order(NamedTuple):
     """Where in the input something stood: lines of one file are in the order of time."""
 
@@ -81,7 +85,7 @@ class Trace:
     site: Site | None = None
     source: str = ""
     call: str = ""
-    """Function of torch.distributed that was called, or `backward`."""
+    """Function of torch.distributed that was called, BACKWARD, or `backward pass` where its operation is not known."""
     torch_only: bool = False
     """All frames below the user's are torch's: an operation failed, not the user's code."""
     fatal: bool = False

@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from dtprof.diagnosis.log_facts import MAX_RANK, Communicator, Exit, Facts, Note, Trace
+from dtprof.diagnosis.log_facts import BACKWARD, MAX_RANK, Communicator, Exit, Facts, Note, Trace
 from dtprof.records.tables import Group, Site
 
 LAUNCHERS = (
@@ -22,6 +22,8 @@ SAID_BY_C10D = re.compile(
     r"|store based barrier on rank|clients joined|client socket has timed out|inconsistent 0 params"
     r"|Connection closed by peer \["
 )
+OWN_CHECK = re.compile(r"enforce fail at \S{0,300}/gloo/\w+\.(?:cc|h):\d")
+"""gloo found the arguments of the rank's own call unfit: what fails with a peer stands in a directory below."""
 LOST_OR_LATE = re.compile(
     r"Connection (?:closed|reset|refused|aborted)|Broken pipe|[Tt]imed out|[Tt]imeout|Socket closed"
 )
@@ -45,7 +47,9 @@ _BY_LETTERS = {name.replace("_", ""): name for name in _OPERATIONS}
 
 def operation(name: str) -> str | None:
     """Return the operation for a name in a log: of c10d (`_ALLGATHER_BASE`) or of the Python API."""
-    letters = re.sub(r"[^a-z]", "", name.lower().replace("monitored_", ""))
+    if name == BACKWARD:
+        return "all_reduce"
+    letters = re.sub(r"[^a-z]", "", name.lower().replace("monitored", ""))
     if letters.startswith(("isend", "send")):
         return "send"
     if letters.startswith(("irecv", "recv")):
@@ -175,6 +179,8 @@ def blame(trace: Trace) -> str:
     if MISMATCH in trace.message:
         return "mismatch"
     if RAISED_BY_TORCH.fullmatch(name):
+        if OWN_CHECK.search(trace.message):
+            return "own"
         in_torch = trace.torch_only or trace.bare
         if SAID_BY_C10D.search(trace.message) or (
             in_torch and LOST_OR_LATE.search(trace.message) and "DataLoader" not in trace.message

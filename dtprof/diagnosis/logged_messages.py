@@ -9,7 +9,7 @@ from dtprof.diagnosis.log_rule import log_finding
 from dtprof.diagnosis.logged_job import LoggedJob, operation
 from dtprof.formatting import list_ranks
 
-CALL = re.compile(r"(?:\w+\.)*(?:isend|irecv|send|recv)\(.*")
+CALLS = {"send": re.compile(r"(?<!\w)i?send\("), "recv": re.compile(r"(?<!\w)i?recv\(")}
 PEERS = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}
 
 
@@ -21,6 +21,13 @@ def find_messages(job: LoggedJob, fronts: dict[int, Trace], absent: set[int]) ->
     literal = {rank: arguments_of(fronts[rank].source, op) for rank, op in in_messages.items()}
     peers = {rank: peer for rank, (peer, _) in literal.items() if peer is not None}
     if cycle := _cycle(peers, in_messages):
+        ahead = {
+            rank for rank in cycle if in_messages[rank] == "recv" and _sends_first(fronts[rank].source, peers[rank])
+        }
+        if ahead:  # who sends before it receives closes no circle: a message was taken and not answered
+            silent = tuple(rank for rank in cycle if rank not in ahead) or cycle
+            how = "left a message out: the line of a rank that waits sends before it receives"
+            return _finding(job, fronts, "p2p-unmatched", silent, 0.45, how)
         return _finding(job, fronts, "p2p-deadlock-cycle", cycle, 0.7, "wait for each other in a circle")
     for rank, peer in sorted(peers.items()):
         if in_messages.get(peer, "") not in ("", in_messages[rank]) and peers.get(peer, rank) == rank:
@@ -54,16 +61,34 @@ def _cycle(peers: dict[int, int], ops: dict[int, str]) -> tuple[int, ...]:
 
 def arguments_of(source: str, op: str) -> tuple[int | None, int | None]:
     """Return peer and tag of the call in a source line, where they are written as numbers."""
-    found = CALL.search(source)
+    found = CALLS[op].search(source)
     if found is None:
         return None, None
-    call = _parsed(found[0])
+    call = _parsed(source[found.start() :])
     if call is None:
         return None, None
     given = {one.arg: one.value for one in call.keywords}
     peer = next((given[name] for name in PEERS[op] if name in given), call.args[1] if len(call.args) > 1 else None)
     tag = given.get("tag", call.args[3] if len(call.args) > 3 else None)
     return _number(peer), _number(tag)
+
+
+def plain_broadcast(source: str) -> tuple[bool, int | None]:
+    """Say whether a line holds a broadcast among all ranks that is waited for at once, and its root if a number."""
+    found = re.search(r"(?<!\w)broadcast\(", source)
+    call = _parsed(source[found.start() :]) if found else None
+    if call is None or len(call.args) > 2:
+        return False, None
+    given = {one.arg: one.value for one in call.keywords}
+    root = given.get("src", call.args[1] if len(call.args) > 1 else None)
+    return set(given) <= {"src", "tensor"}, _number(root)
+
+
+def _sends_first(source: str, peer: int) -> bool:
+    """Say whether a line sends to the peer before it receives."""
+    sent, received = CALLS["send"].search(source), CALLS["recv"].search(source)
+    before = sent is not None and received is not None and sent.start() < received.start()
+    return before and arguments_of(source, "send")[0] == peer
 
 
 def _parsed(text: str) -> ast.Call | None:

@@ -83,7 +83,7 @@ def score(verdict: Verdict, expected: dict[str, Any]) -> Score:
         ranks=ranks,
         knowable=bool(named) and not unknown,
         kind_fits=_kind_fits(finding, cause),
-        op_fits=_op_fits(finding, str(expected.get("op") or "")),
+        op_fits=_op_fits(verdict, str(expected.get("op") or "")),
         seq_fits=_fits(finding and finding.seq, expected.get("seq") if late else None),
         waiting_fits=_fits(finding and set(finding.waiting_ranks), set(late) if late else None),
     )
@@ -93,10 +93,18 @@ def _fits(found: object, wanted: object) -> bool | None:
     return None if wanted is None else found == wanted
 
 
-def _op_fits(finding: Finding | None, label: str) -> bool | None:
-    """Say whether the operation is one that the label names: of two that meet, `A vs B`, both are right."""
+def _op_fits(verdict: Verdict, label: str) -> bool | None:
+    """Say whether the operation is one that the label names: of two that meet, `A vs B`, both are right.
+
+    A verdict without a finding names it in its reasons, if at all.
+    """
     wanted = {name for word in re.split(r"[ /]", label) if (name := operation(word)) is not None}
-    return (finding.op if finding is not None else None) in wanted if wanted else None
+    if not wanted:
+        return None
+    if verdict.findings:
+        return verdict.findings[0].op in wanted
+    named = {name for word in re.findall(r"\w+", " ".join(verdict.cannot_tell)) if (name := operation(word))}
+    return named == wanted
 
 
 def _kind_fits(finding: Finding | None, cause: str) -> bool | None:

@@ -87,6 +87,14 @@ def stored_log(name: str) -> JobState:
         return list(read_logs(sorted((Path(folder) / "logs" / name).iterdir())))[-1]
 
 
+def written_log(text: str) -> JobState:
+    """Return the job of which this is the log."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.log"
+        path.write_text(text, encoding="utf-8")
+        return list(read_logs([path]))[-1]
+
+
 def judge(ranks: Sequence[RankBuilder], **job: Any) -> Verdict:
     """Return the verdict on the job that `build_job` makes of this."""
     return decide(build_job(ranks, **job))

@@ -126,3 +126,16 @@ def table(exits: dict[int, int], *, first: int, host: str = "node1") -> str:
             "=" * 60,
         ]
     )
+
+
+def in_broadcast(ways: dict[int, str], lines: dict[int, int], *, source: str = "dist.broadcast(w, src=src)") -> str:
+    """Return the log of ranks that waited in a broadcast, and of others that did in an all_reduce at these lines."""
+    parts = [
+        traceback(GLOO_LATE.replace("recv", way), line=30, source=source, call="broadcast", prefix=f"[rank{rank}]: ")
+        for rank, way in ways.items()
+    ]
+    parts += [
+        traceback(GLOO_LATE, line=line, source="dist.all_reduce(g)", call="all_reduce", prefix=f"[rank{rank}]: ")
+        for rank, line in lines.items()
+    ]
+    return "\n".join([*parts, table(dict.fromkeys([*ways, *lines], 1), first=0)])

@@ -209,3 +209,100 @@ def test_rank_past_a_broadcast_may_only_be_ahead(diagnose_texts: Diagnose) -> No
     )
     (finding,) = diagnose_texts(text).findings
     assert finding.confidence < 0.5
+
+
+def test_gloo_that_refuses_a_ranks_own_splits_names_that_rank(diagnose_texts: Diagnose) -> None:
+    refused = (
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/alltoallv.cc:138] "
+        "inLengthPerRank[myRank] == outLengthPerRank[myRank]. 12 vs 8"
+    )
+    errors = {0: texts.GLOO_LOST, 1: refused, 2: texts.GLOO_LOST}
+    text = "\n".join(
+        texts.traceback(e, line=30, source="f(t)", call="all_to_all_single", prefix=f"[rank{r}]: ")
+        for r, e in errors.items()
+    )
+    verdict = diagnose_texts(text + "\n" + texts.table({0: -15, 1: 1, 2: -15}, first=1))
+    (finding,) = verdict.findings
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("crash", "split-size-mismatch", (1,))
+    assert (finding.op, finding.waiting_ranks) == ("all_to_all", (0, 2))
+
+
+def test_of_two_that_gloo_found_unlike_in_size_both_are_named(diagnose_texts: Diagnose) -> None:
+    abort = "  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= "
+    late = texts.traceback(texts.GLOO_LOST, line=30, source="f(t)", call="all_gather", prefix="[rank1]: ")
+    text = "\n".join([abort + "op.nbytes. 48 vs 40. ", late, texts.table({0: -6, 1: -15}, first=0)])
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("size-mismatch", (0, 1), "all_gather")
+    assert finding.confidence <= 0.5
+
+
+def test_who_sends_before_it_receives_closes_no_circle(diagnose_texts: Diagnose) -> None:
+    text = "\n".join(
+        [
+            message(0, call="recv", source="dist.isend(a, dst=1); dist.recv(b, src=1)", line=30),
+            message(1, call="recv", source="dist.recv(b, src=0)", line=32),
+        ]
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-unmatched", (1,))
+    assert finding.confidence < 0.5
+
+
+def test_root_that_one_rank_names_alone_is_read_from_who_sends_and_receives_in_vain(diagnose_texts: Diagnose) -> None:
+    # From root 3 gloo sends 3 to 0 and 1, 0 to 2: rank 1 waits for another root, so 3 waits for rank 1.
+    (finding,) = diagnose_texts(texts.in_broadcast({3: "send", 1: "recv"}, {0: 20, 2: 20})).findings
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("root-mismatch", (1,), "broadcast")
+    assert finding.confidence <= 0.6
+
+
+def test_rank_that_left_out_a_broadcast_is_not_the_root_that_waits_for_it(diagnose_texts: Diagnose) -> None:
+    # Rank 2 takes from the root and has nobody to send to; its all_reduce is another one than that of 1 and 3.
+    text = texts.in_broadcast({0: "send"}, {1: 20, 2: 44, 3: 20}, source="dist.broadcast(w, 0)")
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (2,))
+
+
+def test_root_alone_in_a_broadcast_may_have_made_one_more(diagnose_texts: Diagnose) -> None:
+    text = texts.in_broadcast({0: "send"}, {1: 20, 2: 20, 3: 20}, source="dist.broadcast(w, 0)")
+    (finding,) = diagnose_texts(text).findings
+    assert finding.culprit_ranks == (0, 2)
+    assert finding.confidence <= 0.4
+
+
+@pytest.mark.parametrize("source", ["dist.broadcast(w, 0, group=g)", "dist.broadcast_object_list(o, src=0)", "sync(w)"])
+def test_broadcast_that_may_be_of_some_ranks_or_one_of_several_names_nobody_by_its_tree(
+    diagnose_texts: Diagnose, source: str
+) -> None:
+    (finding,) = diagnose_texts(texts.in_broadcast({3: "send", 1: "recv"}, {0: 20, 2: 20}, source=source)).findings
+    assert finding.kind != "root-mismatch"
+    assert finding.confidence <= 0.4
+
+
+def backward(rank: int, *, below: tuple[str, str] | None = None) -> str:
+    """Return the traceback of a backward pass that failed in native code, or in a hook in Python below it."""
+    torch = "/usr/lib/python3.11/site-packages/torch"
+    frames = [(f"{torch}/_tensor.py", "backward"), (f"{torch}/autograd/graph.py", "_engine_run_backward")]
+    calls = [f'  File "{file}", line 9, in {name}\n    run()' for file, name in [*frames, *([below] if below else [])]]
+    lines = texts.traceback(texts.GLOO_LATE, line=30, source="loss.backward()").splitlines()
+    return "\n".join(f"[rank{rank}]: {line}" for line in "\n".join([*lines[:-1], *calls, lines[-1]]).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("below", "op"),
+    [(None, "all_reduce"), (("/usr/lib/python3.11/site-packages/torch/distributed/other/hook.py", "wait"), "barrier")],
+)
+def test_backward_pass_that_fails_in_native_code_is_in_an_all_reduce(
+    diagnose_texts: Diagnose, below: tuple[str, str] | None, op: str
+) -> None:
+    text = "\n".join([backward(0, below=below), message(1, call="barrier", source="dist.barrier()", line=40)])
+    text += "\n" + backward(2, below=below)
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("rank-skipped-collective", (1,), op)
+
+
+def test_operation_first_on_a_line_of_several_is_the_one_that_did_not_end(diagnose_texts: Diagnose) -> None:
+    source = "dist.all_gather(parts, x); dist.barrier()"
+    text = "\n".join(message(r, call="all_gather" if r == 2 else "barrier", source=source, line=30) for r in range(3))
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.op, finding.culprit_ranks) == ("all_gather", (2,))
+    assert finding.confidence < 0.5

@@ -1,16 +1,20 @@
 """Waits between ranks from the tracebacks of failed operations: gloo, monitored barriers."""
 
+import re
+from collections import Counter
 from collections.abc import Hashable, Mapping
 
+from dtprof.diagnosis.broadcast_tree import explain
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
-from dtprof.diagnosis.log_facts import Trace
+from dtprof.diagnosis.log_facts import BACKWARD, Trace
 from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
-from dtprof.diagnosis.logged_messages import find_messages
+from dtprof.diagnosis.logged_messages import find_messages, plain_broadcast
 from dtprof.diagnosis.rule import Declared
 from dtprof.formatting import list_ranks
 from dtprof.records.events import FROM_ROOT, TO_ROOT
 
+WAY = re.compile(r"Timed out waiting \d{1,12}ms for (send|recv) operation")
 STACKS = "Take the stack of that rank next time while the job hangs (py-spy dump), or start it with dtprof run."
 
 
@@ -46,7 +50,8 @@ def find_waits(job: LoggedJob) -> Suspicion:
         return _no_culprit(job, fronts, reason) if late else reason
     if messages := find_messages(job, fronts, exited | running):
         return messages
-    ops = {rank: operation(trace.call) or trace.call for rank, trace in fronts.items()}
+    # Gradients and the program's own all_reduce are told apart: they cannot be one call.
+    ops = {rank: _told(trace) or trace.call for rank, trace in fronts.items()}
     if exited or running:
         return _absent(job, fronts, exited, running)
     if absent:
@@ -64,6 +69,11 @@ def find_waits(job: LoggedJob) -> Suspicion:
     if len(set(places.values())) > 1:
         return _other_lines(job, fronts, places)
     return _all_alike(job, fronts, late)
+
+
+def _told(trace: Trace) -> str | None:
+    """Return the operation that a call names by itself."""
+    return None if trace.call == BACKWARD else operation(trace.call)
 
 
 def _no_culprit(job: LoggedJob, fronts: dict[int, Trace], reason: str) -> Finding:
@@ -124,11 +134,13 @@ def _absent(job: LoggedJob, fronts: dict[int, Trace], exited: set[int], running:
 
 
 def _disagreeing(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) -> Finding:
+    if (found := _in_broadcast(job, fronts, ops)) is not None:
+        return found
     culprits = odd_ones(dict(ops))
     split = len(culprits) == len(ops)
     waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
     one_line = len({trace.site for trace in fronts.values()}) == 1
-    named = all(operation(trace.call) for trace in fronts.values())
+    named = all(_told(trace) for trace in fronts.values())
     facts = [f"rank {rank}: {ops[rank]}" for rank in sorted(fronts)[:3]]
     if split:
         facts.append("the ranks split into equal halves: which half is wrong is unknown")
@@ -146,10 +158,66 @@ def _disagreeing(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) 
         culprits=culprits,
         waiting=waiting,
         confidence=0.35 if one_line else 0.4 if one_sided else 0.5 if split else 0.6,
-        # A backward pass does not say which operation it is in: then the other one is all that is known.
-        op=next((name for rank in (*waiting, *culprits) if (name := operation(fronts[rank].call))), None),
+        op=(_first_on_line(fronts) if one_line else None)
+        or next((name for rank in (*waiting, *culprits) if (name := operation(fronts[rank].call))), None),
         evidence=tuple(facts),
         advice=("Compare how these ranks came to the lines named: a branch, a loop one round shorter, one call more.",),
+    )
+
+
+def _first_on_line(fronts: dict[int, Trace]) -> str | None:
+    """Return the operation that stands first on the line of all: it did not end on every rank."""
+    by_call = {trace.call: trace for trace in fronts.values()}
+    places = {call: trace.source.find(f"{call}(") for call, trace in by_call.items()}
+    return operation(min(places, key=places.__getitem__)) if -1 not in places.values() else None
+
+
+HOW = {
+    "skipped": "did not make the broadcast",
+    "root": "named another root",
+    "more": "made one broadcast more",
+}
+
+
+def _in_broadcast(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) -> Finding | None:
+    """Return the finding for a broadcast that some wait in and others passed, where gloo's way through it tells."""
+    inside = {rank: trace for rank, trace in fronts.items() if ops[rank] == "broadcast"}
+    passed = sorted(set(fronts) - set(inside))
+    if (
+        len(fronts) < 3
+        or not (job.has_table and set(fronts) == job.known)
+        or len({t.site for t in inside.values()}) != 1
+    ):
+        return None
+    ways = {rank: way[1] for rank, trace in inside.items() if (way := WAY.search(trace.message))}
+    is_plain, root = plain_broadcast(next(iter(inside.values())).source)
+    places: dict[int, Hashable] = {rank: fronts[rank].site for rank in passed}
+    together = max(Counter(places.values()).values(), default=0)
+    # In a loop of broadcasts waiters may stand in different rounds: then no two have passed and wait at one place.
+    if not is_plain or len(ways) < len(inside) or together < 2:
+        return None
+    found = explain(ways, len(fronts), range(len(fronts)) if root is None else [root])
+    if together < len(passed):  # of those that passed one went another way: no need to suspect one that waits
+        odd = odd_ones(places)
+        found = {one for one in found if one.rank in odd} or {one for one in found if one.how != "more"}
+    if not found:
+        return None
+    guesses = [f"rank {one.rank} {HOW[one.how]}" for one in sorted(found)]
+    culprits = sorted({one.rank for one in found})
+    waiting = [rank for rank in sorted(fronts) if rank not in culprits]
+    facts = [f"rank {rank}: broadcast, waited in {way}" for rank, way in sorted(ways.items())[:3]]
+    facts.append(f"{list_ranks(passed)} had passed it, or never made it")
+    facts.append("on gloo's way through a broadcast, this is what one rank that goes another way leaves")
+    return log_finding(
+        job,
+        "root-mismatch" if all(one.how == "root" for one in found) else "rank-skipped-collective",
+        f"{' or '.join(guesses[:3]).capitalize()}; {wait_words(sorted(inside))} in it.",
+        culprits=culprits,
+        waiting=waiting,
+        confidence=0.6 if len(found) == 1 else 0.4,
+        op="broadcast",
+        evidence=tuple(facts),
+        advice=("Compare how these ranks came to the lines named, and the source rank they pass.", STACKS),
     )
 
 
@@ -198,7 +266,7 @@ RULES: Declared = (
         find_waits,
         (
             *("rank-skipped-collective", "rank-exited", "collective-order-mismatch", "backend-stall"),
-            *("p2p-deadlock-cycle", "p2p-tag-mismatch", "p2p-unmatched"),
+            *("root-mismatch", "p2p-deadlock-cycle", "p2p-tag-mismatch", "p2p-unmatched"),
         ),
     ),
 )

@@ -4,8 +4,8 @@ from collections.abc import Callable, Hashable, Iterable
 
 from dtprof.diagnosis.findings import Finding, capitalised
 from dtprof.diagnosis.log_facts import Fingerprint
-from dtprof.diagnosis.log_rule import Suspicion, log_rule
-from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
+from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
+from dtprof.diagnosis.logged_job import OWN_CHECK, LoggedJob, odd_ones, operation
 from dtprof.diagnosis.rule import Declared, Stage
 from dtprof.formatting import list_ranks, plural
 
@@ -33,8 +33,9 @@ def find_fingerprints(job: LoggedJob) -> Suspicion:
     sequence = {one.seq for one in prints.values() if one.seq is not None}
     if len(sequence) > 1:
         return (
-            f"torch's debug wrapper gives {list_ranks(list(prints))} different sequence numbers of the same operation: "
-            "either a collective was skipped, or the wrapper counted wrongly (a known false alarm of barriers)"
+            f"torch's debug wrapper gives {list_ranks(list(prints))} different sequence numbers of the same operation "
+            f"({_words(next(iter(prints.values())))}): either a collective was skipped, or the wrapper counted wrongly "
+            "(a known false alarm of barriers)"
         )
     return "torch's debug wrapper reports a mismatch whose sides look alike in the log"
 
@@ -125,6 +126,7 @@ def find_size_conflict(job: LoggedJob) -> Finding | None:
     aborted = {rank for rank, end in job.exits.items() if end.status == -6}
     others = sorted(job.known - aborted) if len(aborted) > 1 else []
     odd = tuple(others) if len(others) == 1 else ()
+    both = job.has_table and len(aborted) == 1 and len(job.known) == 2
     calls = {trace.call for trace in [*job.victims.values(), *job.victims_unknown]}
     split = any(call.startswith("all_to_all") for call in calls)
     ops = {op for call in calls if (op := operation(call))} - {"barrier"}
@@ -134,15 +136,41 @@ def find_size_conflict(job: LoggedJob) -> Finding | None:
         kind="split-size-mismatch" if split else "size-mismatch",
         summary=f"gloo stopped {plural(len(aborted), 'rank') if aborted else 'a rank'}{at} that received more bytes "
         f"than expected{who}.",
-        culprit_ranks=odd,
-        waiting_ranks=tuple(sorted(aborted)),
+        culprit_ranks=tuple(sorted(job.known)) if both else odd,
+        waiting_ranks=() if both else tuple(sorted(aborted)),
         confidence=0.5,
         op=next(iter(ops)) if len(ops) == 1 else None,
         call_sites=job.sites(sorted(aborted)),
-        culprit_call_sites=job.sites(list(odd)),
-        evidence=(conflicts[0].text,),
+        culprit_call_sites=job.sites(job.known if both else list(odd)),
+        evidence=(conflicts[0].text, *(["of two ranks, which one is wrong is unknown"] if both else [])),
         advice=(
             "Compare sizes, dtypes and split sizes that the ranks pass: TORCH_DISTRIBUTED_DEBUG=DETAIL prints them.",
+        ),
+    )
+
+
+def find_unfit_splits(job: LoggedJob) -> Finding | None:
+    """Return the finding for ranks whose own split sizes of an all_to_all gloo refused."""
+    refused = {
+        rank: trace
+        for rank, trace in job.own.items()
+        if OWN_CHECK.search(trace.message) and operation(trace.call) == "all_to_all"
+    }
+    if not refused or len(refused) < len(job.own_traces):
+        return None
+    culprits = tuple(sorted(refused))
+    waiting = sorted(job.victims)
+    return log_finding(
+        job,
+        "split-size-mismatch",
+        f"{capitalised(culprits)} called all_to_all with split sizes that gloo refused.",
+        culprits=culprits,
+        waiting=waiting,
+        confidence=0.8,
+        op="all_to_all",
+        evidence=tuple(f"rank {rank}: {trace.message[:200]}" for rank, trace in sorted(refused.items())[:3]),
+        advice=(
+            "Compare the split sizes at this line: what a rank keeps for itself is equal in its input and its output.",
         ),
     )
 
@@ -194,6 +222,7 @@ def find_nccl_mismatch(job: LoggedJob) -> Finding | None:
 
 RULES: Declared = (
     log_rule(find_fingerprints, ("collective-order-mismatch", "dtype-mismatch", "size-mismatch"), Stage.NAMED),
+    log_rule(find_unfit_splits, ("split-size-mismatch",), Stage.NAMED),
     log_rule(find_other_models, ("size-mismatch",), Stage.NAMED),
     log_rule(find_size_conflict, ("split-size-mismatch", "size-mismatch"), Stage.NAMED),
     log_rule(find_nccl_mismatch, ("size-mismatch", "collective-order-mismatch"), Stage.NAMED),

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from dtprof.diagnosis.log_facts import Exit, Facts, Order, Trace
+from dtprof.diagnosis.log_facts import BACKWARD, Exit, Facts, Order, Trace
 from dtprof.diagnosis.sources.logs import traceback_boxes
 from dtprof.diagnosis.sources.logs.line_prefixes import Line
 from dtprof.records.tables import Site
@@ -207,7 +207,8 @@ def place_of(frames: list[tuple[str, int, str]], sources: dict[int, str]) -> tup
     below = frames[last + 1 :]
     call = next((name for file, _, name in reversed(below) if "/torch/" in file and API.match(name)), "")
     if not call and any(name in ("backward", "_engine_run_backward") for _, _, name in below):
-        call = "backward"
+        # DistributedDataParallel's hook is native; one in Python, of another wrapper, may make any operation.
+        call = "backward pass" if any("/torch/distributed/" in file for file, _, _ in below) else BACKWARD
     source = sources.get(last, "")
     if not call and source and (not below or all(name == "wait" for _, _, name in below)):
         call = next((name for name in CALLED.findall(source) if API.match(name)), "")
