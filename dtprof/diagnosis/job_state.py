@@ -302,6 +302,22 @@ class SourcePlace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RendezvousWait:
+    """A launcher that has started no rank: it is in a rendezvous. Options are as it was given them."""
+
+    host: str
+    pid: int
+    waited_s: float
+    for_store: bool  # it has not reached the store at the endpoint
+    is_static: bool = False  # nodes are numbered, and node 0 keeps the store
+    nodes: int  # at least as many have to come
+    endpoint: str = ""
+    rdzv_id: str = ""
+    node_rank: int | None = None
+    ranks_per_node: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobState:
     """The whole job."""
 
@@ -325,6 +341,7 @@ class JobState:
     find_device_health: Callable[[], Mapping[int, DeviceHealth]] | None = None  # by rank
     problems: tuple[str, ...] = ()
     starting: Mapping[int, RankState] = field(default_factory=dict)  # of those missing: the process was seen
+    rendezvous: tuple[RendezvousWait, ...] = ()  # of launchers, in a job without any rank
     asleep_s: float | None = None  # all ranks have slept outside any operation for so long
     members: tuple[int, ...] | None = None  # ranks of the job where those are known one by one
     explained: frozenset[int] = frozenset()  # ranks that findings explain already

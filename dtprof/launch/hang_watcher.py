@@ -8,13 +8,14 @@ import signal
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from dtprof.fence import REPORTED, fenced, is_first
 from dtprof.job.stalls import INTERVAL_NS, Pauses, Phase, stall_threshold
 from dtprof.launch import stack_sampler
+from dtprof.launch.rendezvous_waits import RendezvousWatch
 from dtprof.launch.unjoined_processes import find_starting
 from dtprof.records import paths, schema, writer
 from dtprof.records.rank_log.strings import json_lines
@@ -22,6 +23,8 @@ from dtprof.records.rank_log.strings import json_lines
 _READ = schema.HEADER_STRUCT.size
 _AT = schema.HEADER_OFFSET
 RECHECK_SHARE = 0.25
+LOOK_EVERY_S = 5.0
+"""Longest pause between two looks at a launcher that has started no rank."""
 STREAM = b'{"k":"stream"'
 
 
@@ -81,6 +84,8 @@ class Watcher:
         self._reported_truncated = False
         self._reported_hangs: set[str] = set()
         self._reported_unclear = False
+        self._rendezvous = RendezvousWatch(run, run / paths.node_folder_name(writer.host_name()))
+        self._next_look = self._last_progress
         self.hang: StallVerdict | None = None
         self.hang_detected_ns: int | None = None
 
@@ -103,7 +108,10 @@ class Watcher:
             self.hang = None
         self._report_truncated("recording stopped; the job goes on, the run is marked truncated")
         quiet_s = now - self._last_progress
-        if not self._hang_after_s or not self._ranks or quiet_s < self._threshold_s():
+        if self._hang_after_s and not self._ranks:
+            self._watch_rendezvous(now)
+            return
+        if not self._hang_after_s or quiet_s < self._threshold_s():
             return
         # A hang is diagnosed again each time it has lasted twice as long: it may come to another verdict.
         pause_s = self._hang_after_s * RECHECK_SHARE if self.hang is None else quiet_s / 2
@@ -116,6 +124,21 @@ class Watcher:
     def _threshold_s(self, phase: Phase = Phase.STEPS) -> float:
         """Return the stall threshold where the ranks that others wait for are in a phase."""
         return stall_threshold(hang_after_s=self._hang_after_s, usual_pause_s=self._pauses.usual_s, phase=phase).seconds
+
+    def _watch_rendezvous(self, now: float) -> None:
+        """Diagnose a launcher that has been in a rendezvous for the threshold; what it did before is its own affair."""
+        if now < self._next_look:
+            return
+        threshold_s = self._threshold_s()
+        self._next_look = now + min(LOOK_EVERY_S, threshold_s * RECHECK_SHARE)
+        waited_s = self._rendezvous.look(now)
+        if not waited_s:
+            self.hang = None
+        if waited_s < threshold_s or (self.hang is not None and now - self._last_diagnosis < waited_s / 2):
+            return
+        self._last_diagnosis = now
+        self._rendezvous.write()
+        self._take(self._diagnose(self._run), f"no rank has started, after {waited_s:.0f} s in a rendezvous")
 
     def _all_have_ended(self) -> bool:
         """Say whether the launcher under this one saw the end of every rank, and itself takes its time to end."""
@@ -136,12 +159,22 @@ class Watcher:
     def _examine(self, quiet_s: float) -> None:
         self._sample_stacks(native=self.hang is not None and self._follows_devices())
         verdict = self._diagnose(self._run)
-        if not verdict.is_hang or (verdict.is_early and quiet_s < self._threshold_s(Phase.FIRST_STEP)):
+        if verdict.is_early and quiet_s < self._threshold_s(Phase.FIRST_STEP):
+            verdict = replace(verdict, is_hang=False)
+        is_new = self._take(verdict, f"no rank has made progress for {quiet_s:.0f} s")
+        # In which call of its driver a host is blocked only native frames tell, which take a second or more to read:
+        # after the report, and before the job is stopped.
+        if is_new and self._follows_devices():
+            self._sample_stacks(native=True)
+
+    def _take(self, verdict: StallVerdict, seen: str) -> bool:
+        """Keep a verdict and report it where it is a new one; return whether the hang is new."""
+        if not verdict.is_hang:
             self.hang = None
             if verdict.is_unclear and not self._reported_unclear:
                 self._reported_unclear = True
-                self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
-            return
+                self._say(f"{seen}\n{verdict.text}")
+            return False
         is_new = self.hang is None
         if is_new:
             self.hang_detected_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -150,11 +183,8 @@ class Watcher:
         if headline not in self._reported_hangs:
             self._reported_hangs.add(headline)
             if is_first(self._run, headline, mark=REPORTED):
-                self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
-        # In which call of its driver a host is blocked only native frames tell, which take a second or more to read:
-        # after the report, and before the job is stopped.
-        if is_new and self._follows_devices():
-            self._sample_stacks(native=True)
+                self._say(f"{seen}\n{verdict.text}")
+        return is_new
 
     def _sample_stacks(self, *, native: bool = False) -> None:
         recorded = {found[0] for found in map(paths.parse_rank_folder, list(self._ranks)) if found is not None}

@@ -14,6 +14,7 @@ import psutil
 from dtprof import settings
 from dtprof.analysis.preflight.preflight_case import Endpoint
 from dtprof.launch import announcement, interpreter, job_launch
+from dtprof.launch.launcher_options import find_option
 
 GRACE_S = 10.0
 """How long after the ranks' own time the launcher may take to start them and to end."""
@@ -76,8 +77,8 @@ def find_endpoint(command: Sequence[str], environment: Mapping[str, str]) -> End
     Options of torchrun, accelerate and deepspeed come before MASTER_ADDR and MASTER_PORT. A launch of one host that
     chooses its own address and port (--standalone) has none.
     """
-    host = _option(command, ENDPOINT_OPTION)
-    port = _option(command, PORT_OPTION)
+    host = find_option(command, ENDPOINT_OPTION)
+    port = find_option(command, PORT_OPTION)
     if host is not None and port is None and host.rpartition(":")[2].isdecimal() and ":" in host:
         host, _, port = host.rpartition(":")
     is_launcher_of_own = "--standalone" in command
@@ -91,14 +92,6 @@ def find_endpoint(command: Sequence[str], environment: Mapping[str, str]) -> End
         return None
     number = int(port) if port is not None and port.isdecimal() and 0 < int(port) < 65536 else None
     return _examine(host.strip("[]"), number)
-
-
-def _option(command: Sequence[str], pattern: re.Pattern[str]) -> str | None:
-    for position, word in enumerate(command):
-        match = pattern.fullmatch(word)
-        if match is not None:
-            return match[2] if match[2] is not None else next(iter(command[position + 1 : position + 2]), None)
-    return None
 
 
 def _examine(host: str, port: int | None) -> Endpoint:

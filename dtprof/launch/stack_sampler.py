@@ -59,7 +59,7 @@ def sample(
     ranks = starting or {}
     chosen = [*pids, *ranks]
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        processes = dict(zip(chosen, pool.map(functools.partial(_describe, native=native), chosen), strict=True))
+        processes = dict(zip(chosen, pool.map(functools.partial(describe_process, native=native), chosen), strict=True))
         t_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         first = {pid: read_work_counters(pid) for pid in processes}
         time.sleep(WINDOW_S)
@@ -68,7 +68,7 @@ def sample(
             if pid in ranks:
                 facts["rank"] = ranks[pid]
         busy = [pid for pid, facts in processes.items() if "threads" in facts and _is_busy(facts)]
-        for pid, later in zip(busy, pool.map(functools.partial(_describe, native=False), busy), strict=True):
+        for pid, later in zip(busy, pool.map(functools.partial(describe_process, native=False), busy), strict=True):
             processes[pid]["python_state"] = _python_state(
                 processes[pid]["threads"], later.get("threads"), started_s=_started_s(pid)
             )
@@ -155,7 +155,8 @@ def _drop_locals(threads: Any) -> None:
             frame.pop("locals", None)
 
 
-def _describe(pid: int, *, native: bool) -> dict[str, Any]:
+def describe_process(pid: int, *, native: bool = False) -> dict[str, Any]:
+    """Return the state of a process, and its `threads` or the `reason` why there are none."""
     try:
         state = psutil.Process(pid).status()
     except psutil.Error:

@@ -95,7 +95,7 @@ _NODE_FILES = (
      "why there are none; over half a second `cpu_share` and `children_cpu_share` (of one core), `io_bytes`, "
      "`page_faults`, and of a busy process `python_state`: whether local variables changed, "
      "or the loop it runs has no exit in its source; `rank` where the process "
-     "had left no record"),
+     "had left no record; `rendezvous` of a launcher that had started no rank: what it waited for"),
 )  # fmt: skip
 _TYPES = {"B": "uint8", "H": "uint16", "I": "uint32", "i": "int32", "Q": "uint64", "f": "float32"}
 

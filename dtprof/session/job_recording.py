@@ -97,6 +97,7 @@ def diagnose_stalled(run: Path) -> hang_watcher.StallVerdict:
 @fenced("the closing note", "is not printed")
 def _print_end(run: Path, end: job_launch.JobEnd) -> None:
     """Print on stderr the path of the run, the missing ranks, and the next command."""
+    from dtprof.diagnosis.sources.waiting_launchers import find_rendezvous
     from dtprof.formatting import list_ranks
     from dtprof.job.world_size import read_world_size
     from dtprof.records.reader import open_run
@@ -105,14 +106,15 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
     shown = str(run) if shown.startswith("..") else shown
     opened = open_run(run)
     world_size = read_world_size(opened.folders)
-    if not world_size:
+    waited = not world_size and bool(find_rendezvous(opened.exit_records.stacks))
+    if not world_size and not waited:
         job_launch.say(f"no rank was recorded ({_why_nothing(opened)})")
-    else:
+    elif world_size:
         missing = [rank for rank in range(world_size) if rank not in opened.folders]
         if missing:
             named = list_ranks(missing).split(maxsplit=1)[1]
             job_launch.say(f"these ranks of {world_size} left no record: {named} ({WHY_UNARMED})")
-    if end.status != 0 and world_size:
+    if end.status != 0 and (world_size or waited):
         from dtprof.session.run_diagnosis import diagnose_run
         from dtprof.session.run_lists import keep_verdict
 
@@ -126,7 +128,7 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
 
         for line in closing_note(opened, opened.load(opened.ranks[0]), shown):
             job_launch.say(line)
-    if world_size:
+    if world_size or waited:
         following = "diagnose" if end.status != 0 or opened.mismatches else "summary"
         job_launch.say(f"next: dtprof {following} {shown}")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.job.stalls import MIN_PAUSES
-from dtprof.launch import hang_watcher, stack_sampler
+from dtprof.launch import hang_watcher, rendezvous_waits, stack_sampler
 from dtprof.records import paths, schema, writer
 from tests.builders import RankBuilder, write_rank
 
@@ -74,9 +74,19 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[list[int | str]]:
 
 
 @pytest.fixture
-def job(tmp_path: Path, sampled: list[list[int | str]]) -> Job:
+def launchers(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, object]]:
+    """Stand in for the launchers in a rendezvous: none at first."""
+    waits: dict[int, dict[str, object]] = {}
+    monkeypatch.setattr(rendezvous_waits, "find_waits", lambda _: {pid: dict(wait) for pid, wait in waits.items()})
+    monkeypatch.setattr(rendezvous_waits.RendezvousWatch, "write", lambda _: None)
+    return waits
+
+
+@pytest.fixture
+def job(tmp_path: Path, sampled: list[list[int | str]], launchers: dict[int, dict[str, object]]) -> Job:
     """Give a job that is alarmed of after 10 s."""
     assert sampled == []
+    assert launchers == {}
     return Job(tmp_path, 10.0)
 
 
@@ -234,6 +244,34 @@ def test_job_whose_ranks_have_not_started_is_no_hang(job: Job) -> None:
     job.start()
     job.wait(9.5)
     assert job.num_diagnoses == 0
+
+
+def test_rendezvous_that_does_not_complete_is_a_hang_from_its_own_beginning(
+    job: Job, launchers: dict[int, dict[str, object]]
+) -> None:
+    job.wait(100.0)  # the launcher fetches data
+    launchers[7] = {}
+    job.wait(9.5)
+    assert (job.said, job.watcher.hang) == ([], None)
+    job.wait(3.0)  # a quarter of the threshold: it is looked at no more often
+    assert job.watcher.hang is not None
+    assert job.said == ["no rank has started, after 10 s in a rendezvous\nrank 1 never called all_reduce"]
+    job.wait(100.0)
+    assert len(job.said) == 1
+    assert job.num_diagnoses < 10
+    launchers.clear()
+    job.wait(3.0)
+    assert job.watcher.hang is None
+
+
+def test_rendezvous_that_completes_before_the_threshold_is_no_hang(
+    job: Job, launchers: dict[int, dict[str, object]]
+) -> None:
+    launchers[7] = {}
+    job.wait(9.0)
+    job.start()
+    job.wait(9.0)
+    assert (job.said, job.num_diagnoses) == ([], 0)
 
 
 def test_progress_is_seen_although_a_spare_segment_is_the_newest(job: Job) -> None:

@@ -38,6 +38,7 @@ ORDER = (
     "p2p_unmatched",
     "buffered_sends",
     "group_order_inversion",
+    "rendezvous_incomplete",
     "rank_never_joined",
     "device_stall",
     "backend_stall",

@@ -14,6 +14,7 @@ from dtprof.diagnosis.job_state import main_stack
 from dtprof.diagnosis.sources.device_health import find_device_health
 from dtprof.diagnosis.sources.recorded_ranks import RankRead
 from dtprof.diagnosis.sources.starting_ranks import find_starting
+from dtprof.diagnosis.sources.waiting_launchers import find_rendezvous
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.stop_detection import find_stop
 from dtprof.formatting import list_ranks
@@ -120,6 +121,8 @@ def collect(
             declared[recorded.rank] = read.world_size
         last_ns = max(last_ns, recorded.last_ns)
     world_size = resolve_world_size(declared.values(), declared)
+    # Once a rank runs, a rendezvous is over.
+    rendezvous = () if run.folders else find_rendezvous(run.exit_records.stacks)
     ranks += _ends_before_any_record(run, world_size)
     problems += _builds_that_differ(builds)
     hang = job_facts.get("hang_detected_ns")
@@ -133,7 +136,7 @@ def collect(
         ranks,
         world_size=world_size,
         manifest=run.manifest,
-        stalled=_is_stalled(run, ranks, stop, progress, silent_s),
+        stalled=bool(rendezvous) or _is_stalled(run, ranks, stop, progress, silent_s),
         progress=progress,
         stop=stop,
         silent_s=silent_s,
@@ -152,6 +155,7 @@ def collect(
             known={rank.rank for rank in ranks},
             world_size=world_size,
         ),
+        rendezvous=rendezvous,
         asleep_s=_time_asleep(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
     )
 

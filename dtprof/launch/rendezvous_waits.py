@@ -1,0 +1,171 @@
+"""Find the launchers of a run that wait in a rendezvous: no rank starts before it completes."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dtprof import settings
+from dtprof.launch import stack_sampler
+from dtprof.launch.launcher_options import find_option
+from dtprof.records import paths, writer
+
+MAX_LAUNCHERS = 8
+_INTERPRETERS = ("python", "pypy")
+_PROGRAMS = ("torchrun", "accelerate")
+_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_OPTIONS = {
+    "nodes": ("nnodes|num[-_]machines", "PET_NNODES"),
+    "ranks_per_node": ("nproc[-_]per[-_]node", "PET_NPROC_PER_NODE"),
+    "endpoint": ("rdzv[-_]endpoint", "PET_RDZV_ENDPOINT"),
+    "address": ("master[-_]addr|main[-_]process[-_]ip", "PET_MASTER_ADDR"),
+    "port": ("master[-_]port|main[-_]process[-_]port", "PET_MASTER_PORT"),
+    "id": ("rdzv[-_]id", "PET_RDZV_ID"),
+    "node_rank": ("node[-_]rank|machine[-_]rank", "PET_NODE_RANK"),
+}
+"""Options of torchrun and accelerate by their meaning, with the variable that torchrun reads in place of each."""
+_PATTERNS = {name: re.compile(rf"--?({options})(?:=(.*))?") for name, (options, _) in _OPTIONS.items()}
+_ELASTIC = "torch/distributed/elastic/"
+_WAITS = ("next_rendezvous", "_rendezvous", "get_rendezvous_handler")
+_STORE_WAIT = "_create_tcp_store"
+STATIC = "static_tcp_rendezvous.py"
+"""File of a rendezvous that is nothing but a store, which node 0 keeps until all nodes have come to it."""
+
+
+class RendezvousWatch:
+    """Follows for how long the launchers of a run on this host have been in a rendezvous."""
+
+    def __init__(self, run: Path, node_folder: Path) -> None:
+        """Know of no launcher yet."""
+        self._run, self._node_folder = run, node_folder
+        self._since_s: dict[int, float] = {}
+        self._waits: dict[int, dict[str, Any]] = {}
+        self._is_written = False
+
+    def look(self, now_s: float) -> float:
+        """Return for how many seconds the launcher that has been longest in a rendezvous was seen there; 0 for none."""
+        self._waits = find_waits(self._run)
+        self._since_s = {pid: self._since_s.get(pid, now_s) for pid in self._waits}
+        for pid, wait in self._waits.items():
+            wait["waited_s"] = now_s - self._since_s[pid]
+        if self._is_written and not self._waits and has_ranks(self._run):
+            self._is_written = False
+            (self._node_folder / paths.STACKS).unlink(missing_ok=True)  # else it would tell of a wait that is over
+        return max((now_s - since_s for since_s in self._since_s.values()), default=0.0)
+
+    def write(self) -> None:
+        """Write what was seen to the node folder, with the stacks."""
+        document = stack_sampler.sample(self._waits, None)
+        for pid, wait in self._waits.items():
+            document["processes"][str(pid)]["rendezvous"] = wait
+        self._is_written = True
+        with contextlib.suppress(OSError):  # a full disk must not stop the diagnosis
+            writer.write_json(self._node_folder / paths.STACKS, document)
+
+
+def find_waits(run: Path) -> dict[int, dict[str, Any]]:
+    """Return by pid what each launcher of a run that is in a rendezvous on this host waits for.
+
+    `for_store` says whether it is still to reach the store at the endpoint, `static` whether nodes are numbered, of
+    which node 0 keeps the store. The others are as given to the launcher: `nodes` (smallest number, 1 where it is not
+    given), `ranks_per_node` and `node_rank` (None where not a number), `endpoint` and `id` (empty where not given).
+    """
+    waits = {}
+    for pid, command, environment in _launchers(run):
+        where = find_place(stack_sampler.describe_process(pid).get("threads"))
+        if where is not None:
+            given = read_options(command, environment)
+            is_static = where == STATIC
+            for_store = bool(given["node_rank"]) if is_static else where == _STORE_WAIT
+            waits[pid] = {**given, "for_store": for_store, "static": is_static}
+    return waits
+
+
+def has_ranks(run: Path) -> bool:
+    """Say whether a launcher has started a rank of a run on this host."""
+    return any(_is_rank(process, run) for process in psutil.process_iter())
+
+
+def find_place(threads: Any) -> str | None:
+    """Return the function of torch's elastic launcher that waits for other nodes; None where none does.
+
+    A store comes first, to which others lead; `STATIC` for a static one.
+    """
+    frames = [
+        frame
+        for thread in threads or ()
+        for frame in thread.get("frames") or ()
+        if _ELASTIC in str(frame.get("filename")).replace(os.sep, "/")
+    ]
+    for frame in frames:
+        name = str(frame.get("name"))
+        if str(frame.get("filename")).endswith(STATIC):
+            return STATIC
+        if name.endswith(_STORE_WAIT):
+            return _STORE_WAIT
+    names = (str(frame.get("name")).rpartition(".")[2] for frame in frames)
+    return next((name for name in names if name in _WAITS), None)
+
+
+def read_options(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a launcher was told of its rendezvous, by its command line, else by its environment."""
+    given = {
+        name: find_option(command, pattern) or environment.get(_OPTIONS[name][1]) or ""
+        for name, pattern in _PATTERNS.items()
+    }
+    address, port = given["address"], given["port"]
+    return {
+        "nodes": _number(given["nodes"].partition(":")[0]) or 1,
+        "ranks_per_node": _number(given["ranks_per_node"]),
+        "node_rank": _number(given["node_rank"]),
+        "endpoint": given["endpoint"] or ":".join(filter(None, (address, port))),
+        "id": given["id"],
+    }
+
+
+def _launchers(run: Path) -> Iterator[tuple[int, list[str], dict[str, str]]]:
+    """Give pid, command line and environment of the launchers of a run that have no rank as a child."""
+    found = 0
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+            if process.pid == os.getpid() or not _is_of(run, environment) or "LOCAL_RANK" in environment:
+                continue
+            command = process.cmdline()
+            is_python = Path(process.exe()).name.startswith(_INTERPRETERS)
+            if not (is_python and _is_launcher(command)) or any(_is_rank(child, run) for child in process.children()):
+                continue
+        except (psutil.Error, OSError):
+            continue  # it has ended, or is of another user
+        yield process.pid, command, environment
+        found += 1
+        if found == MAX_LAUNCHERS:
+            return
+
+
+def _is_of(run: Path, environment: Mapping[str, str]) -> bool:
+    return environment.get(settings.ENV_RUN_DIR) == str(run)
+
+
+def _is_launcher(command: Sequence[str]) -> bool:
+    """Say whether the interpreter runs a launcher; words behind the first few are the program's own."""
+    return any(
+        Path(word).name in _PROGRAMS or word in _MODULES or word.endswith("torch/distributed/run.py")
+        for word in command[:6]
+    )
+
+
+def _is_rank(process: psutil.Process, run: Path) -> bool:
+    try:
+        environment = process.environ()
+    except (psutil.Error, OSError):
+        return False  # it has ended, or is of another user
+    return "LOCAL_RANK" in environment and _is_of(run, environment)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 9 else None
