@@ -236,6 +236,18 @@ def test_of_two_that_gloo_found_unlike_in_size_both_are_named(diagnose_texts: Di
     assert finding.confidence <= 0.5
 
 
+@pytest.mark.parametrize(("stopped", "sender"), [(0, 1), (3, 0)])
+def test_rank_that_gloo_stopped_in_an_all_reduce_differs_from_the_next(
+    diagnose_texts: Diagnose, stopped: int, sender: int
+) -> None:
+    abort = "  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= "
+    late = texts.traceback(texts.GLOO_LOST, line=30, source="f(t)", call="all_reduce", prefix="[rank1]: ")
+    ends = texts.table({rank: -6 if rank == stopped else -15 for rank in range(4)}, first=stopped)
+    (finding,) = diagnose_texts("\n".join([abort + "op.nbytes. 48 vs 40. ", late, ends])).findings
+    assert finding.culprit_ranks == ()
+    assert f"rank {stopped} received from rank {sender}," in finding.evidence[1]
+
+
 def test_who_sends_before_it_receives_closes_no_circle(diagnose_texts: Diagnose) -> None:
     text = "\n".join(
         [

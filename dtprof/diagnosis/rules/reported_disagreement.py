@@ -142,11 +142,24 @@ def find_size_conflict(job: LoggedJob) -> Finding | None:
         op=next(iter(ops)) if len(ops) == 1 else None,
         call_sites=job.sites(sorted(aborted)),
         culprit_call_sites=job.sites(job.known if both else list(odd)),
-        evidence=(conflicts[0].text, *(["of two ranks, which one is wrong is unknown"] if both else [])),
+        evidence=(conflicts[0].text, *_two_that_differ(job, aborted, ops)),
         advice=(
             "Compare sizes, dtypes and split sizes that the ranks pass: TORCH_DISTRIBUTED_DEBUG=DETAIL prints them.",
         ),
     )
+
+
+def _two_that_differ(job: LoggedJob, aborted: set[int], ops: set[str]) -> list[str]:
+    """Say which two ranks differ, where one alone was stopped: of two both, in the ring of an all_reduce neighbours."""
+    size = len(job.known)
+    if not job.has_table or len(aborted) != 1 or size < 2:
+        return []
+    if size == 2:
+        return ["of two ranks, which one is wrong is unknown"]
+    (stopped,) = aborted
+    sender = (stopped + 1) % size
+    pair = f"rank {stopped} received from rank {sender}, and one of these two is wrong"
+    return [f"in an all_reduce of all ranks {pair}"] if ops == {"all_reduce"} else []
 
 
 def find_unfit_splits(job: LoggedJob) -> Finding | None:
