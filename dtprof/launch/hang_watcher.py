@@ -88,6 +88,8 @@ class Watcher:
         self._next_look = self._last_progress
         self.hang: StallVerdict | None = None
         self.hang_detected_ns: int | None = None
+        self.may_yet_start = False
+        """The hang is a rendezvous to which nodes may still come: it is reported, and no reason yet to stop the job."""
 
     @property
     def pids(self) -> list[int]:
@@ -111,6 +113,7 @@ class Watcher:
         if self._hang_after_s and not self._ranks:
             self._watch_rendezvous(now)
             return
+        self.may_yet_start = False
         if not self._hang_after_s or quiet_s < self._threshold_s():
             return
         # A hang is diagnosed again each time it has lasted twice as long: it may come to another verdict.
@@ -132,6 +135,7 @@ class Watcher:
         threshold_s = self._threshold_s()
         self._next_look = now + min(LOOK_EVERY_S, threshold_s * RECHECK_SHARE)
         waited_s = self._rendezvous.look(now)
+        self.may_yet_start = waited_s < self._threshold_s(Phase.FIRST_STEP)
         if not waited_s:
             self.hang = None
         if waited_s < threshold_s or (self.hang is not None and now - self._last_diagnosis < waited_s / 2):

@@ -296,7 +296,8 @@ class _Stopper:
         """Poll once; stop a hung job under --on-hang stop."""
         if self.stopping_since_s is None:
             self._watch.tick()
-            if self._enabled and self._watch.hang is not None and self._process.status is None:
+            is_hung = self._watch.hang is not None and not self._watch.may_yet_start
+            if self._enabled and is_hung and self._process.status is None:
                 say("stopping the job, as --on-hang stop asks")
                 self.stopping_since_s = time.monotonic()
                 self._process.send(signal.SIGTERM)

@@ -138,7 +138,7 @@ def test_time_in_a_rendezvous_counts_from_its_own_first_sight(tmp_path: Path, mo
 def test_rendezvous_that_nobody_else_comes_to_is_named_and_stopped(tmp_path: Path) -> None:
     run, program = tmp_path / "run", tmp_path / "train.py"
     program.write_text("")
-    options = ["-o", str(run), "--hang-after", "2", "--on-hang", "stop"]
+    options = ["-o", str(run), "--hang-after", "1", "--on-hang", "stop"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "lonely"]
     command = [sys.executable, "-m", "dtprof", "run", *options, "--", *launcher, *meeting, str(program)]
