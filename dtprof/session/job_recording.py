@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.errors import OutputError
 from dtprof.fence import fenced
 from dtprof.launch import child_process, comparison_thread, hang_watcher, job_launch
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
@@ -45,7 +46,10 @@ def prune_beside(store: Path) -> None:
         from dtprof.session.run_index import RunFilter
         from dtprof.session.run_keeping import Policy
 
-        own = user_folder(store)
+        try:
+            own = user_folder(store)
+        except OutputError:
+            return  # the job is not recorded for the same reason, and says so
         going = run_lists.surplus(own, RunFilter(), Policy(**read_policy(store)))
         run_lists.remove(own, [facts for facts, _ in going])
 
