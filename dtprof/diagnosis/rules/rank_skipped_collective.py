@@ -169,9 +169,11 @@ def _skipped(
                 return None  # the line takes groups by turns: another order, or the wrong handle
             # The same line with another size than ever before is a size mismatch, not a call that others skipped.
             goes_on = bool(steps) or (is_usual and a.label != b.label and program.came_here(at, b))
-            if not goes_on and is_usual and keeps_pattern(theirs, there) is not True:
+            # Of two ranks neither is usual: then the one that does as in earlier rounds shows what the other left.
+            if not goes_on and keeps_pattern(theirs, there) is not True and (is_usual or keeps_pattern(ours, at)):
                 goes_on = _are_around_a_loop(job, (reference, a), (rank, b)) or (
-                    at > 0
+                    is_usual
+                    and at > 0
                     and all(o.site != b.site for o in theirs[:there])
                     and _is_left_out_of_the_round(job, (reference, a), (rank, b), after=ours[at - 1])
                 )

@@ -191,6 +191,7 @@ LOOPS = {10: ((8, 12), (6, 30)), 20: ((6, 30),)}
 """An inner loop around line 10, in one that holds line 20 as well."""
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
     ("loops", "branches", "kind"),
     [
@@ -201,21 +202,35 @@ LOOPS = {10: ((8, 12), (6, 30)), 20: ((6, 30),)}
     ],
 )
 def test_a_rank_past_the_end_of_a_loop_that_the_others_are_in_skipped_their_call(
-    loops: dict[int, tuple[tuple[int, int], ...]], branches: tuple[tuple[int, int], ...], kind: str
+    loops: dict[int, tuple[tuple[int, int], ...]], branches: tuple[tuple[int, int], ...], kind: str, world_size: int
 ) -> None:
-    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    ranks = [RankBuilder(rank, world_size, closed=False) for rank in range(world_size)]
     for rank in ranks:
-        for t in (0, 100):
+        for t in range(0, 500, 100):
             rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=10), nbytes=8)
-        name, line = ("barrier", 20) if rank.rank == 2 else ("all_reduce", 10)
-        rank.op(name, 200, site=rank.site(name, line=line), nbytes=8)
+        name, line = ("barrier", 20) if rank is ranks[-1] else ("all_reduce", 10)
+        rank.op(name, 500, site=rank.site(name, line=line), nbytes=8)
 
     def place(_: str, line: int) -> SourcePlace:
         own = branches if line == 20 else ()
         return SourcePlace(in_loop=True, following=frozenset(), loops=loops.get(line, ()), branches=own)
 
     finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
-    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
+    assert (finding.kind, finding.culprit_ranks) == (kind, (world_size - 1,))
+
+
+def test_of_two_ranks_a_first_call_in_the_loop_was_skipped_by_nobody() -> None:
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        for t in range(0, 500, 100):
+            rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=10), nbytes=8)
+        name, line = ("barrier", 20) if rank.rank == 1 else ("all_gather", 11)
+        rank.op(name, 500, site=rank.site(name, line=line), nbytes=8)
+
+    def place(_: str, line: int) -> SourcePlace:
+        return SourcePlace(in_loop=line != 20, following=frozenset(), loops=LOOPS.get(10 if line < 20 else 20, ()))
+
+    assert decide(build_job(ranks, exit_status=None, find_place=place)).findings[0].kind == "collective-order-mismatch"
 
 
 def test_a_rank_without_the_messages_of_another_skipped_nothing() -> None:
