@@ -9,13 +9,12 @@ from typing import Any
 
 import psutil
 
-from dtprof import settings
 from dtprof.launch import stack_sampler
 from dtprof.launch.launcher_options import find_option
+from dtprof.launch.run_processes import is_of_run, python_processes
 from dtprof.records import paths, writer
 
 MAX_LAUNCHERS = 8
-_INTERPRETERS = ("python", "pypy")
 _PROGRAMS = ("torchrun", "accelerate")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _OPTIONS = {
@@ -112,7 +111,7 @@ def find_place(threads: Any) -> str | None:
 
 
 def read_options(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a launcher was told of its rendezvous, by its command line, else by its environment."""
+    """Return the options of a launcher for its rendezvous, from its command line, else from its environment."""
     given = {
         name: find_option(command, pattern) or environment.get(_OPTIONS[name][1]) or ""
         for name, pattern in _PATTERNS.items()
@@ -130,25 +129,19 @@ def read_options(command: Sequence[str], environment: Mapping[str, str]) -> dict
 def _launchers(run: Path) -> Iterator[tuple[int, list[str], dict[str, str]]]:
     """Give pid, command line and environment of the launchers of a run that have no rank as a child."""
     found = 0
-    for process in psutil.process_iter():
+    for process, environment in python_processes(run):
         try:
-            environment = process.environ()
-            if process.pid == os.getpid() or not _is_of(run, environment) or "LOCAL_RANK" in environment:
+            if process.pid == os.getpid() or "LOCAL_RANK" in environment:
                 continue
             command = process.cmdline()
-            is_python = Path(process.exe()).name.startswith(_INTERPRETERS)
-            if not (is_python and _is_launcher(command)) or any(_is_rank(child, run) for child in process.children()):
+            if not _is_launcher(command) or any(_is_rank(child, run) for child in process.children()):
                 continue
         except (psutil.Error, OSError):
-            continue  # it has ended, or is of another user
+            continue  # it has ended
         yield process.pid, command, environment
         found += 1
         if found == MAX_LAUNCHERS:
             return
-
-
-def _is_of(run: Path, environment: Mapping[str, str]) -> bool:
-    return environment.get(settings.ENV_RUN_DIR) == str(run)
 
 
 def _is_launcher(command: Sequence[str]) -> bool:
@@ -164,7 +157,7 @@ def _is_rank(process: psutil.Process, run: Path) -> bool:
         environment = process.environ()
     except (psutil.Error, OSError):
         return False  # it has ended, or is of another user
-    return "LOCAL_RANK" in environment and _is_of(run, environment)
+    return "LOCAL_RANK" in environment and is_of_run(run, environment)
 
 
 def _number(text: str) -> int | None:

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from dtprof import settings
-
-_INTERPRETERS = ("python", "pypy")
+from dtprof.launch.run_processes import python_processes
 
 
 def find_starting(run: Path, *, recorded: Collection[int]) -> dict[int, int]:
@@ -21,17 +19,15 @@ def find_starting(run: Path, *, recorded: Collection[int]) -> dict[int, int]:
         recorded: ranks that have left records; other processes with their number are their workers.
     """
     candidates = {}
-    for process in psutil.process_iter():
+    for process, environment in python_processes(run):
+        rank = environment.get("RANK", "")
+        if not rank.isdecimal():
+            continue
         try:
-            environment = process.environ()
-            rank = environment.get("RANK", "")
-            if environment.get(settings.ENV_RUN_DIR) != str(run) or not rank.isdecimal():
-                continue
-            if Path(process.exe()).name.startswith(_INTERPRETERS):
-                place = int(rank), environment.get("LOCAL_RANK")
-                candidates[process.pid] = process.create_time(), process.ppid(), place
+            place = int(rank), environment.get("LOCAL_RANK")
+            candidates[process.pid] = process.create_time(), process.ppid(), place
         except (psutil.Error, OSError, ValueError):
-            continue  # it has ended, is of another user, or its RANK is no number
+            continue  # it has ended, or its RANK is no number
     launchers = {
         parent for _, parent, place in candidates.values() if parent in candidates and candidates[parent][2] != place
     }
