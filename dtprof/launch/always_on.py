@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dtprof import settings
 from dtprof.errors import OutputError
-from dtprof.records import run_facts, writer
+from dtprof.records import writer
 
 POLICY = "policy.json"
 OFF = "off"
@@ -62,6 +62,8 @@ def user_folder(store: Path) -> Path:
     Raises:
         OutputError: as for `runs_folder`.
     """
+    from dtprof.records import run_facts  # each launch loads this module, and few have a store
+
     folder = store / run_facts.user_name(os.getuid()).replace(os.sep, "_")
     try:
         with contextlib.suppress(FileExistsError):
