@@ -115,11 +115,12 @@ def _compare_figure(name: str, before: Sequence[float], after: Sequence[float], 
         return f"{name}: not judged, {min(len(before), len(after))} values; {MIN_STEPS} are needed"
     if not old.mean:
         return f"{name}: not judged, it was 0"
-    low, high = change.low / old.mean, change.high / old.mean
-    if low <= 0 <= high or abs(change.difference / old.mean) < AT_LEAST:
-        return f"{name}: no change beyond noise ({low:+.1%} to {high:+.1%})"
-    word = "slower" if change.difference > 0 else "faster"
-    return f"{name}: {word} by {abs(change.difference / old.mean):.1%} ({low:+.1%} to {high:+.1%})"
+    interval = f"({change.low / old.mean:+.1%} to {change.high / old.mean:+.1%})"
+    verdict = change.judge(AT_LEAST * old.mean)
+    if verdict in ("none", "negligible"):
+        return f"{name}: no change beyond noise {interval}"
+    word = "slower" if verdict == "larger" else "faster"
+    return f"{name}: {word} by {abs(change.difference / old.mean):.1%} {interval}"
 
 
 def _commit() -> str:

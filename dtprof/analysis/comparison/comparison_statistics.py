@@ -12,6 +12,7 @@ Differences are judged by Welch's t. Definitions and measured rates of false ala
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,14 @@ class MeanDifference:
     low: float
     high: float
     detectable: float  # the smallest true difference that 4 of 5 such comparisons would detect
+
+    def judge(self, floor: float) -> Literal["larger", "smaller", "negligible", "none"]:
+        """Say how B lies to A: none, within the noise; negligible, beyond it by less than `floor`."""
+        if self.low <= 0 <= self.high:
+            return "none"
+        if abs(self.difference) < floor:
+            return "negligible"
+        return "larger" if self.difference > 0 else "smaller"
 
 
 def estimate_mean(series: Series) -> Estimate:

@@ -245,12 +245,6 @@ def _compare_figure(
     if subtracted is None:
         return _unjudged(figure, of_a, of_b, f"fewer than {MIN_STEPS} steps")
     floor = at_least * _scale(figure, of_a, of_b, step)
-    if subtracted.low <= 0 <= subtracted.high:
-        verdict: Verdict = "none"
-    elif abs(subtracted.difference) < floor:
-        verdict = "negligible"
-    else:
-        verdict = "larger" if subtracted.difference > 0 else "smaller"
     return Change(
         figure=figure,
         a=of_a.mean,
@@ -259,7 +253,7 @@ def _compare_figure(
         low=subtracted.low,
         high=subtracted.high,
         detectable=max(subtracted.detectable, floor),
-        verdict=verdict,
+        verdict=subtracted.judge(floor),
     )
 
 
