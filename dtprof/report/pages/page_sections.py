@@ -3,7 +3,15 @@
 import shlex
 from collections.abc import Callable, Sequence
 
-from dtprof.analysis.results import ExchangeBalance, GroupResult, PipelineAction, PipelineStage, Summary
+from dtprof.analysis.results import (
+    CallSiteResult,
+    ExchangeBalance,
+    GroupResult,
+    PhaseCommunication,
+    PipelineAction,
+    PipelineStage,
+    Summary,
+)
 from dtprof.formatting import format_count
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import DURATIONS, format_bytes, format_duration, format_share
@@ -90,6 +98,15 @@ NO_STEP_SUMS = Nothing(
 )
 
 
+def _time_columns(rows: Sequence[CallSiteResult] | Sequence[PhaseCommunication]) -> tuple[Column, ...]:
+    """Return the columns of what communication costs in a step."""
+    return (
+        unit_column("exposed", "exposed a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
+        unit_column("wait", "wait", [row.wait_ns_per_step for row in rows], DURATIONS),
+        unit_column("transfer", "transfer", [row.transfer_ns_per_step for row in rows], DURATIONS),
+    )
+
+
 def render_call_sites(panel: Panel, source: Source, _: Pages) -> Markup:
     """List the lines of the program that issue operations, costliest first."""
     rows = source.summary.call_sites
@@ -102,9 +119,7 @@ def render_call_sites(panel: Panel, source: Source, _: Pages) -> Markup:
         text_column("axis", "axis", [row.axis for row in rows]),
         number_column("operations", "operations a step", [row.count_per_step for row in rows]),
         number_column("bytes", "size", [row.bytes for row in rows], format_bytes),
-        unit_column("exposed", "exposed a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
-        unit_column("wait", "wait", [row.wait_ns_per_step for row in rows], DURATIONS),
-        unit_column("transfer", "transfer", [row.transfer_ns_per_step for row in rows], DURATIONS),
+        *_time_columns(rows),
     ]
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 
@@ -118,9 +133,7 @@ def render_communication_phases(panel: Panel, source: Source, _: Pages) -> Marku
         text_column("phase", "phase", [row.phase.replace("_", " ") for row in rows]),
         number_column("operations", "operations a step", [row.count_per_step for row in rows]),
         number_column("bytes", "bytes a step", [row.bytes_per_step for row in rows], format_bytes),
-        unit_column("exposed", "exposed a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
-        unit_column("wait", "wait", [row.wait_ns_per_step for row in rows], DURATIONS),
-        unit_column("transfer", "transfer", [row.transfer_ns_per_step for row in rows], DURATIONS),
+        *_time_columns(rows),
     ]
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 
