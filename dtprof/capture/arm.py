@@ -132,7 +132,7 @@ class Process:
                 local_rank=local_rank,
                 world_size=world_size,
                 attempt=attempt,
-                meeting=_meeting(),
+                meeting=_rendezvous(),
                 tap="native" if recorder.__class__.__name__ == "module" else "python",
                 **_process_fields(torch.__version__),
             )
@@ -298,8 +298,8 @@ def _process_fields(torch_version: str) -> dict[str, object]:
     }
 
 
-def _meeting() -> str | None:
-    """Return where the ranks of this process meet, which differs between replicas of a job; None: nothing says it."""
+def _rendezvous() -> str | None:
+    """Return the rendezvous of the ranks of this process, which differs between replicas of a job; None: unknown."""
     if name := os.environ.get("REPLICA_GROUP_ID"):
         return f"{REPLICA_GROUP}{name}"  # of torchft
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")

@@ -312,7 +312,7 @@ def _read_process(
         folder=folder,
         pid=loaded.pid,
         parent=parent,
-        meeting=str(process.get("meeting") or f"{loaded.host} {parent}"),
+        rendezvous=str(process.get("meeting") or f"{loaded.host} {parent}"),
         begin_ns=max(
             (at for at in started.get((loaded.host, loaded.pid), ()) if 0 < at < opened_ns), default=opened_ns
         ),

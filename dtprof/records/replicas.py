@@ -13,19 +13,19 @@ from pathlib import Path
 
 Folders = Mapping[int, Sequence[tuple[int, Path]]]
 REPLICA_GROUP = "replica group "
-"""How a meeting begins that names the replica group of a fault-tolerant job."""
+"""How the name of a rendezvous begins that is the replica group of a fault-tolerant job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaProcess:
-    """One process of a rank: who it met, and when it was active, by the wall clock."""
+    """One process of a rank: its rendezvous, and when it was active, by the wall clock."""
 
     rank: int
     attempt: int
     folder: Path
     pid: int
     parent: int
-    meeting: str  # where its group of ranks meets, or who started it
+    rendezvous: str  # address or replica group of its group of ranks, or who started it
     begin_ns: int
     end_ns: int
 
@@ -40,8 +40,8 @@ class _Team:
     @property
     def group(self) -> str:
         """The name of its replica group; empty where it names none."""
-        meeting = next(iter(self.members.values())).meeting
-        return meeting if meeting.startswith(REPLICA_GROUP) else ""
+        name = next(iter(self.members.values())).rendezvous
+        return name if name.startswith(REPLICA_GROUP) else ""
 
     def fits(self, others: Sequence["_Team"]) -> bool:
         """Say whether it is of the replica of other teams: of the same group by name, else never active with them."""
@@ -93,7 +93,7 @@ def _find_teams(processes: Iterable[ReplicaProcess]) -> list[_Team]:
     """Return the processes that met, in the order of their begins; of one rank each is of another team."""
     teams: dict[str, list[_Team]] = {}
     for process in sorted(processes, key=lambda process: process.begin_ns):
-        met = teams.setdefault(process.meeting, [])
+        met = teams.setdefault(process.rendezvous, [])
         team = next((team for team in met if process.rank not in team.members), None)
         if team is None:
             met.append(team := _Team())

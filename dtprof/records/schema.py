@@ -281,8 +281,8 @@ NO_CODE = 255
 """dtype or reduce_op of an event that has none."""
 
 STRING_ENTRIES = {
-    "process": "who writes: rank, local_rank, world_size, attempt, meeting (the address where its ranks meet, or its "
-    "replica group; null unknown), pid, host, command, torch, python, tap, clocks",
+    "process": "who writes: rank, local_rank, world_size, attempt, meeting (the address of the rendezvous of its "
+    "ranks, or its replica group; null unknown), pid, host, command, torch, python, tap, clocks",
     "op": "id, name: an operator of torch's c10d namespace, or the name of a phase or sample",
     "site": "id, file, line, function, api: a line of the user's code and the call it made, and package: the installed "
     "package that issued the operation, if one did; or id, of, label: the site "

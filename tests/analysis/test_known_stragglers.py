@@ -87,9 +87,9 @@ def test_slowness_that_moves_from_rank_to_rank_is_reported_and_nobody_is_called_
     job = dataclasses.replace(JOB, spells=take_turns(range(8), 1.8, every=1, steps=16))
     summary, truth = analyse(tmp_path, job)
     assert summary.stragglers == ()
-    (told,) = (caveat for caveat in summary.cannot_tell if caveat.startswith("stragglers"))
-    assert told.startswith("stragglers: in 15 of 15 steps ranks 0-7 were late, in turns")
-    less_ms = float(told.partition("would take ")[2].partition(" ms less")[0])
+    (caveat,) = (caveat for caveat in summary.cannot_tell if caveat.startswith("stragglers"))
+    assert caveat.startswith("stragglers: in 15 of 15 steps ranks 0-7 were late, in turns")
+    less_ms = float(caveat.partition("would take ")[2].partition(" ms less")[0])
     step = mean_step(truth, summary.steps.used)
     assert less_ms * 1e6 == pytest.approx(gain_of(JOB, truth, summary), abs=MAX_LAG_ERROR * step)
 

@@ -140,8 +140,8 @@ def test_rendezvous_that_nobody_else_comes_to_is_named_and_stopped(tmp_path: Pat
     program.write_text("")
     options = ["-o", str(run), "--hang-after", "1", "--on-hang", "stop"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "lonely"]
-    command = [sys.executable, "-m", "dtprof", "run", *options, "--", *launcher, *meeting, str(program)]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "lonely"]
+    command = [sys.executable, "-m", "dtprof", "run", *options, "--", *launcher, *rendezvous, str(program)]
     with started(command, tmp_path) as job:
         assert job.wait() == 3
     assert "kind: rank-never-joined" in job.stderr

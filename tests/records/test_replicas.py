@@ -10,18 +10,25 @@ from dtprof.records.reader import open_run
 from dtprof.records.replicas import ReplicaProcess, describe_replicas, separate_replicas
 from tests.builders import WALL_CLOCK_NS, RankBuilder, write_run
 
-Row = tuple[int, int, str, int, int]  # rank, attempt, meeting, begin, end
+Row = tuple[int, int, str, int, int]  # rank, attempt, rendezvous, begin, end
 
 
 def separate(rows: list[Row], parents: dict[int, int] | None = None) -> tuple[dict[int, list[tuple[int, str]]], int]:
     """Return the folders by rank as names, and the number of replicas; pids count rows from 100."""
     known = {}
     folders: dict[int, list[tuple[int, Path]]] = {}
-    for pid, (rank, attempt, meeting, begin, end) in enumerate(rows, 100):
+    for pid, (rank, attempt, rendezvous, begin, end) in enumerate(rows, 100):
         path = Path(f"{rank}.{attempt}")
         parent = (parents or {}).get(pid, 1)
         known[path] = ReplicaProcess(
-            rank=rank, attempt=attempt, folder=path, pid=pid, parent=parent, meeting=meeting, begin_ns=begin, end_ns=end
+            rank=rank,
+            attempt=attempt,
+            folder=path,
+            pid=pid,
+            parent=parent,
+            rendezvous=rendezvous,
+            begin_ns=begin,
+            end_ns=end,
         )
         folders.setdefault(rank, []).append((attempt, path))
     for attempts in folders.values():

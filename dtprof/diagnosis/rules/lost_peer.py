@@ -50,7 +50,7 @@ def find_waits(job: LoggedJob) -> Suspicion:
         return _no_culprit(job, fronts, reason) if late else reason
     if messages := find_messages(job, fronts, exited | running):
         return messages
-    # Gradients and the program's own all_reduce are told apart: they cannot be one call.
+    # Gradients and the program's own all_reduce are distinguished: they cannot be one call.
     ops = {rank: _told(trace) or trace.call for rank, trace in fronts.items()}
     if exited or running:
         return _absent(job, fronts, exited, running)

@@ -270,12 +270,12 @@ def each_rank_takes_its_own_best_for_the_source(rank: int) -> None:
 
 
 @faulty("split-size-mismatch", 1)
-def a_capacity_applied_after_the_counts_were_told(rank: int) -> None:
+def a_capacity_applied_after_the_counts_were_sent(rank: int) -> None:
     for step in range(4):
         routed = [3, 2, 4]
-        told = torch.tensor(routed)
-        expected = torch.empty_like(told)
-        dist.all_to_all_single(expected, told)
+        counts = torch.tensor(routed)
+        expected = torch.empty_like(counts)
+        dist.all_to_all_single(expected, counts)
         if rank == 1 and step == 2:
             routed = [min(count, 2) for count in routed]
         takes = expected.tolist()

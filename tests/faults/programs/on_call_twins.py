@@ -21,26 +21,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.faults.corpus import back_end, healthy
-
-
-def tower(width: int = 8) -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-
-class Lines(IterableDataset[torch.Tensor]):
-    """A stream of which each rank reads its own files."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        for index in range(self.count):
-            yield torch.full((8,), float(index))
-
+from tests.faults.programs.on_call_faults import Lines, tower
 
 # Loops
 
@@ -218,7 +202,7 @@ def vocabulary_words_counted_by_rank_0_while_the_others_wait_shortly(rank: int) 
 
 
 @healthy()
-def long_local_work_of_all_before_the_first_meeting(rank: int) -> None:
+def long_local_work_of_all_before_the_first_collective(rank: int) -> None:
     until = time.monotonic() + 6 + rank * 0.2
     while time.monotonic() < until:
         torch.ones(128, 128) @ torch.ones(128, 128)
