@@ -129,8 +129,11 @@ def check(kind: str) -> list[str]:
 def main() -> int:
     """Check what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress.sanitizers")
-    parser.add_argument("kinds", nargs="*", choices=[[], *RUNTIMES], default=[], metavar="KIND", help="address, thread")
-    wrong = [mistake for kind in parser.parse_args().kinds or RUNTIMES for mistake in check(kind)]
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(RUNTIMES)} (default: both)")
+    kinds = parser.parse_args().kinds
+    for kind in sorted({*kinds} - {*RUNTIMES}):
+        parser.error(f"unknown sanitizer {kind!r}; expected some of: {', '.join(RUNTIMES)}")
+    wrong = [mistake for kind in kinds or RUNTIMES for mistake in check(kind)]
     print(*wrong, sep="\n")
     return 1 if wrong else 0
 
