@@ -1,7 +1,7 @@
 """The programs of the corpus and what must be said of each.
 
 A program is a function of its rank; its decorator is its header. `# here` marks the line that must be named, of the
-culprit or of those that wait. It names no device, so that it runs on the CPU over gloo and on the simulated
+culprit or of those that wait, `# not here` one that must not be named as the culprit's. It names no device, so that it runs on the CPU over gloo and on the simulated
 accelerator.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from dtprof.diagnosis.findings import Finding, Verdict
 
 Body = Callable[[int], object]
-HERE = "# here"
+HERE, NOT_HERE = "# here", "# not here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,11 @@ class Program:
     @property
     def lines(self) -> set[int]:
         """The marked lines."""
+        return self._marked(HERE)
+
+    def _marked(self, mark: str) -> set[int]:
         text, first = inspect.getsourcelines(self.body)
-        return {first + i for i, line in enumerate(text) if HERE in line}
+        return {first + i for i, line in enumerate(text) if mark in line}
 
     def mistakes(self, verdict: Verdict) -> list[str]:
         """Return what is wrong with a verdict, a sentence each."""
@@ -59,6 +62,8 @@ class Program:
             wrong.append(f"culprits {first.culprit_ranks}: {first.summary}")
         if self.lines and not named & self.lines:
             wrong.append(f"lines {sorted(named)}, none of {sorted(self.lines)}")
+        if innocent := {site.line for site in first.culprit_call_sites.values()} & self._marked(NOT_HERE):
+            wrong.append(f"lines {sorted(innocent)} of the culprits, where nothing happened")
         return wrong
 
     def told(self, verdict: Verdict) -> str:
