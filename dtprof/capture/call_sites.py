@@ -59,6 +59,19 @@ def code_owners(torch_folder: str) -> CodeOwners:
     )
 
 
+def user_line(owners: CodeOwners) -> dict[str, str | int] | None:
+    """Return `file`, `line` and `function` of the innermost frame of the user's code that calls this; None for none."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(MAX_DEPTH):
+        if frame is None:
+            return None
+        path = frame.f_code.co_filename
+        if not owners.is_tool(path) and not owners.is_library(path):
+            return {"file": path, "line": frame.f_lineno or 0, "function": _qualified_name(frame.f_code)}
+        frame = frame.f_back
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallSite:
     """A line of the user's code and the function it called; `package`: the package that issued the operation."""

@@ -9,9 +9,8 @@ import itertools
 import operator
 import sys
 import types
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic_ns
 from typing import Any
 
@@ -25,6 +24,7 @@ from dtprof.capture.step_counter import Steps
 from dtprof.capture.user_marks import UserMarks
 from dtprof.capture.window_control import Windows
 from dtprof.records import events
+from dtprof.records.member_checksums import checksum_of
 
 CHECKPOINTS = {
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
@@ -195,10 +195,9 @@ def _members_checksum(ranks: Any = None, *_: Any, **options: Any) -> int:
     if "split_ranks" in options:
         ranks = options["split_ranks"]
     try:
-        members = [sorted(part) if isinstance(part, Iterable) else int(part) for part in ranks or ()]
+        return checksum_of(ranks or ())
     except (TypeError, ValueError):  # the call is about to refuse them
         return 0
-    return zlib.crc32(repr(members).encode()) & 0x7FFFFFFF if members else 0
 
 
 def _code_that_pickles(storage: Any) -> frozenset[types.CodeType]:

@@ -1,6 +1,7 @@
 """Record how processes end: exceptions and orderly exits of this process, exit statuses of its children."""
 
 import atexit
+import contextlib
 import functools
 import importlib
 import multiprocessing.process
@@ -97,18 +98,19 @@ def record_uncaught(record: Callable[[BaseException], None]) -> None:
 
 @fence.fenced("the exit of this process")
 def watch_leaving(mark: Callable[[], None]) -> None:
-    """Record calls of sys.exit and os._exit: their line says where a rank exited."""
+    """Record calls that end the process, SIGKILL to itself included: their line says where a rank exited."""
     for module, name in ((sys, "exit"), (os, "_exit")):
         original = getattr(module, name)
         if not isinstance(original, types.FunctionType):  # a forked process inherits the hook of its parent
             setattr(module, name, _marking(original, module.__name__, mark))
-    if not isinstance(os.kill, types.FunctionType):
-        os.kill = _marking(os.kill, "posix", mark, is_marked=_kills_itself)
-
-
-def _kills_itself(pid: object = None, number: object = None, *_: object) -> bool:
-    """Say whether a call of os.kill ends this process, which no handler would see."""
-    return number == signal.SIGKILL and pid == os.getpid()
+    for owner, name, native, kills in (
+        (os, "kill", "posix", lambda pid, number: pid in (0, os.getpid()) and number == signal.SIGKILL),
+        (os, "killpg", "posix", lambda group, number: group in (0, os.getpgrp()) and number == signal.SIGKILL),
+        (signal, "raise_signal", "_signal", lambda number: number == signal.SIGKILL),
+    ):
+        original = getattr(owner, name)
+        if not isinstance(original, types.FunctionType):
+            setattr(owner, name, _marking(original, native, mark, is_marked=kills))
 
 
 def _marking(
@@ -119,8 +121,9 @@ def _marking(
     is_marked: Callable[..., bool] = lambda *_, **__: True,
 ) -> Callable[..., Any]:
     def marked(*arguments: Any, **options: Any) -> Any:
-        if is_marked(*arguments):
-            mark()
+        with contextlib.suppress(TypeError):  # of a wrong call, which raises below
+            if is_marked(*arguments):
+                mark()
         return leave(*arguments, **options)
 
     # pickle looks it up by these names, as the target of a process for example.

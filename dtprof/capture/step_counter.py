@@ -8,6 +8,7 @@ from dtprof import fence
 from dtprof.capture.forward_passes import Forward
 from dtprof.capture.memory_sampler import Memory
 from dtprof.capture.spans import Spans
+from dtprof.capture.string_entries import timed_entry
 from dtprof.capture.window_control import Windows
 from dtprof.records import events, schema
 
@@ -19,6 +20,14 @@ class _OpenOptimizers(threading.local):
         """Start with none; Python calls this in each thread at its first use."""
         self.spans: list[tuple[int, int]] = []
         """Id of the optimizer, handle of its span."""
+
+
+def _number_of_steps(value: Any) -> int | None:
+    """Return a count of steps as optimizers keep it; None of one on a device, which would make the host wait for it."""
+    device = getattr(value, "device", None)
+    if value is None or (device is not None and device.type != "cpu"):
+        return None
+    return int(value)
 
 
 class Steps:
@@ -72,7 +81,21 @@ class Steps:
     def _register(self, optimizer: Any) -> None:
         """Remember an optimizer that steps for the first time, and search for its model."""
         self._optimizers.add(optimizer)
+        self._record_age(optimizer)
         self._forward.roots.search(optimizer)
+
+    @fence.fenced("the model of an optimizer")
+    def _record_age(self, optimizer: Any) -> None:
+        """Write how many steps an optimizer that steps for the first time here has made before: 0 without a state."""
+        recorder = self._spans.recorder(True)
+        if recorder is None:
+            return
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        held = [optimizer.state[one].get("step") for one in parameters[:1] if one in optimizer.state]
+        steps = 0 if not optimizer.state else _number_of_steps(held[0]) if held else None
+        if steps is not None:
+            elements = sum(one.numel() for one in parameters)
+            recorder.write_entry(timed_entry("optimizer", steps=steps, parameters=len(parameters), elements=elements))
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._record_consumption()  # a closure may have run the model inside the optimizer's step

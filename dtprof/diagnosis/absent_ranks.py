@@ -1,6 +1,6 @@
 """Activity of a rank that others wait for and that is in no operation."""
 
-from dtprof.diagnosis.blocked_ranks import places_of, seen_at
+from dtprof.diagnosis.blocked_ranks import places_held_by, seen_at
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
 from dtprof.diagnosis.job_state import RankState
 from dtprof.diagnosis.stack_groups import PythonState
@@ -42,7 +42,7 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=confidence,
-        culprit_call_sites=places_of(absent),
+        culprit_call_sites=places_held_by(absent),
         evidence=tuple(f"rank {rank.rank}: {observed_words(rank)}" for rank in absent[:8]),
         advice=(advice,),
         in_first_step=all(is_working(rank) and rank.steps == 0 and bool(rank.open_phases) for rank in absent),

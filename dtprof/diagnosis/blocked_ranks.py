@@ -73,6 +73,12 @@ def places_of(ranks: Iterable[RankState]) -> dict[int, Site]:
     return {rank.rank: site for rank in ranks if (site := rank.place) is not None}
 
 
+def places_held_by(ranks: Iterable[RankState]) -> dict[int, Site]:
+    """Return the line that each rank is at: its last record is no place, but of one whose program has ended."""
+    held = ((rank.rank, rank.place if rank.has_left else rank.place_held) for rank in ranks)
+    return {rank: site for rank, site in held if site is not None}
+
+
 def last_sites_of(ranks: Iterable[RankState]) -> dict[int, Site]:
     """Return the line of the newest record of each rank; ranks without one are omitted."""
     return {rank.rank: site for rank in ranks if (site := rank.last_site) is not None}
@@ -80,9 +86,8 @@ def last_sites_of(ranks: Iterable[RankState]) -> dict[int, Site]:
 
 def seen_at(rank: RankState) -> str:
     """Return where a rank is, or was at its end; `last seen` where only its last record shows it."""
-    if rank.place_held is not None or rank.place is None:
-        return at_line(rank.place_held)
-    return f", last seen{at_line(rank.place)}"
+    held = rank.place_held or rank.left_at
+    return at_line(held) if held is not None or rank.place is None else f", last seen{at_line(rank.place)}"
 
 
 def operation_words(job: JobState, operation: Operation) -> str:

@@ -26,10 +26,12 @@ from dtprof.records.tables import (
     ExceptionRecord,
     Group,
     Manifest,
+    OptimizerAge,
     OutOfMemory,
     Pipeline,
     ProcessExit,
     Site,
+    WrappedParameters,
 )
 from dtprof.records.user_files import is_user_file
 
@@ -137,6 +139,8 @@ class RankState(RankOperations):
     lost_peer: bool | None = None  # the last of them only reports a lost or late peer; None: as its text says
     out_of_memory: tuple[OutOfMemory, ...] = ()
     early_uses: tuple[EarlyUse, ...] = ()
+    wrapped_parameters: tuple[WrappedParameters, ...] = ()
+    optimizer_ages: tuple[OptimizerAge, ...] = ()
     crash: CrashStack | None = None  # what a signal left, which need not have ended it
     exit: ProcessExit | None = None
     ended_ns: int = UNKNOWN_NS
@@ -145,6 +149,7 @@ class RankState(RankOperations):
     longest_gap_ns: int = 0  # between operations that followed each other
     active_intervals: tuple[int, ...] = ()  # the newest in which it began something, as stalls.Pauses takes them
     last_site: Site | None = None
+    left_at: Site | None = None  # where it ended itself, by sys.exit for example, if that is its last record
     open_phases: tuple[str, ...] = ()
     steps: int | None = 0  # None: not known
     in_init: bool = False
@@ -261,6 +266,20 @@ class DeviceHealth:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """How full the memory of a host, or the limit of its container, was when a rank ended."""
+
+    share: float  # at the last sample before
+    since_s: float = 0.0  # from that sample to the end
+    growth_per_s: float = 0.0  # of the share, over the samples before
+
+    @property
+    def at_end(self) -> float:
+        """The share if it grew on as it did before."""
+        return self.share + max(0.0, self.growth_per_s) * self.since_s
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stop:
     """The progress of a job when it was stopped from outside."""
 
@@ -284,11 +303,12 @@ class Stragglers:
 
 @dataclass(frozen=True, kw_only=True)
 class Handler:
-    """An exception handler that encloses a collective, read from the source."""
+    """An exception handler, or a finally block, that encloses a collective, read from the source."""
 
     text: str
     line: int
     call: str  # the text of the line of the collective
+    is_finally: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +349,7 @@ class JobState:
     stop: Stop | None = None  # the job was stopped from outside
     stopped_on_hang_ns: int | None  # dtprof stopped the job at this time
     oom_kills: int = 0
+    host_oom_kills: int = 0  # on its hosts, in any control group
     oom_victims: tuple[OomVictim, ...] = ()  # on the hosts of the job, by their kernels' logs
     timed_out: bool | None = None  # what failed waited until a time limit; None: not known
     unnamed: tuple[RankState, ...] = ()  # processes that failed, whose rank nobody knows
@@ -337,7 +358,7 @@ class JobState:
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
     find_place: Callable[[str, int], SourcePlace | None] | None = None  # of a line of a source file
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
-    find_memory_use: Callable[[], Mapping[int, float]] | None = None  # of its host's memory, by rank, when last sampled
+    find_memory_use: Callable[[], Mapping[int, "MemoryUse"]] | None = None  # by rank, when it ended
     find_device_health: Callable[[], Mapping[int, DeviceHealth]] | None = None  # by rank
     problems: tuple[str, ...] = ()
     starting: Mapping[int, RankState] = field(default_factory=dict)  # of those missing: the process was seen

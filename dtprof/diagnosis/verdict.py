@@ -11,16 +11,22 @@ from dtprof.diagnosis.explained_waits import (
 )
 from dtprof.diagnosis.findings import Finding, Verdict, explain
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.measured_rates import RATES, Rates, with_measured_rate
 from dtprof.diagnosis.outcome import assess_outcome, words_on_lost, words_on_unexplained
 from dtprof.diagnosis.rule import Stage
 from dtprof.diagnosis.rules import REFINEMENTS, RULES
+from dtprof.diagnosis.rules.collective_in_except import explain_by_handlers
 from dtprof.job.issued_operations import Operation
 
 LAST = (Stage.NAMED, Stage.SUSPICION)
 
 
-def decide(job: JobState) -> Verdict:
-    """Return the verdict: the cause that ended or blocks the job, else the risks of a job that goes well."""
+def decide(job: JobState, rates: Rates = RATES) -> Verdict:
+    """Return the verdict: the cause that ended or blocks the job, else the risks of a job that goes well.
+
+    Parameters:
+        rates: how often findings are right by their class of evidence; without them they have the grades of rules.
+    """
     case = Case(job)
     findings, unexplained = _find_causes(case)
     if not findings and job.ranks and not job.stalled:
@@ -34,7 +40,12 @@ def decide(job: JobState) -> Verdict:
         source=job.sources,
         ranks_seen=tuple(sorted(job.ranks)),
         ranks_missing=job.missing,
-        findings=tuple(replace(finding, culprit_hosts=_hosts_of(finding, job)) for finding in findings),
+        findings=tuple(
+            with_measured_rate(
+                replace(explain_by_handlers(job, finding), culprit_hosts=_hosts_of(finding, job)), job.sources, rates
+            )
+            for finding in findings
+        ),
         cannot_tell=(
             *reasons,
             *(text for finding in findings for text in finding.leaves_open),

@@ -26,7 +26,7 @@ from dtprof.launch import (
 )
 from dtprof.launch.archiver import Archiver
 from dtprof.launch.comparison_thread import Comparer, Comparison
-from dtprof.launch.kernel_log import list_oom_victims
+from dtprof.launch.kernel_log import count_host_oom_kills, list_oom_victims
 from dtprof.launch.late_ranks import LateRanks
 from dtprof.launch.memory_cgroup import count_oom_kills
 from dtprof.launch.metrics_threads import NO_METRICS, Metrics, MetricsSettings
@@ -122,7 +122,8 @@ def run_job(
     watch = hang_watcher.Watcher(
         run=records, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
     )
-    oom_before, began_ns = count_oom_kills(), time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    oom_before, host_oom_before = count_oom_kills(), count_host_oom_kills()
+    began_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     announced = announcement.announce(environment)
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
@@ -145,6 +146,7 @@ def run_job(
         stopped_on_hang=stopped,
         hang_detected_ns=watch.hang_detected_ns,
         oom_kills=count_oom_kills() - oom_before,
+        host_oom_kills=count_host_oom_kills() - host_oom_before,
         oom_victims=[dataclasses.asdict(victim) for victim in list_oom_victims(since_ns=began_ns)],
         truncated=watch.truncated,
         **({"hosts": run_directory.hosts_of(run)} if is_creator else {}),

@@ -1,4 +1,4 @@
-"""Processes that the OOM killer ended, from the kernel's log, where this user may read it."""
+"""Processes that the OOM killer ended: from the kernel's log where this user may read it, and by its counter."""
 
 import os
 import re
@@ -8,10 +8,23 @@ from pathlib import Path
 from dtprof.records.oom_victims import OomVictim
 
 LOG = Path("/dev/kmsg")
+COUNTERS = Path("/proc/vmstat")
 MAX_RECORDS = 1 << 16
 _RECORD_BYTES = 8192
 _KILLED = re.compile(r"out of memory[^:]*: Kill(?:ed)? process (\d+) \((.*?)\)", re.IGNORECASE)
 _RESIDENT = re.compile(r"(anon|file|shmem)-rss:(\d+)kB")
+
+
+def count_host_oom_kills(counters: Path = COUNTERS) -> int:
+    """Return how many processes the OOM killer has ended on this host since it booted, in any control group.
+
+    Everybody may read the counter, also in a container; it tells not which. 0 where the kernel does not count.
+    """
+    try:
+        rows = (line.split() for line in counters.read_text().splitlines())
+        return next((int(row[1]) for row in rows if row[:1] == ["oom_kill"]), 0)
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def list_oom_victims(*, since_ns: int, log: Path = LOG) -> list[OomVictim]:

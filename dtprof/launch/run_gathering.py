@@ -30,7 +30,7 @@ SLACK_NS = 600_000_000_000
 """Largest plausible difference of hosts' clocks: runs further apart were not recorded at the same time."""
 OF_A_LAUNCHER = (
     *("command", "boot_id", "started_realtime_ns", "ended_realtime_ns", "exit_status", "stopped_on_hang"),
-    *("hang_detected_ns", "oom_kills", "oom_victims", "truncated", "notes"),
+    *("hang_detected_ns", "oom_kills", "host_oom_kills", "oom_victims", "truncated", "notes"),
 )
 
 
@@ -275,6 +275,7 @@ def merge_manifests(manifests: Sequence[tuple[str, Mapping[str, Any]]], how: str
         "stopped_on_hang": any(numbers("stopped_on_hang")),
         "hang_detected_ns": next(iter(numbers("hang_detected_ns")), None),
         "oom_kills": sum(numbers("oom_kills")),
+        "host_oom_kills": sum(numbers("host_oom_kills")),
         "oom_victims": [victim for document in documents for victim in document.get("oom_victims") or ()],
         "truncated": any(numbers("truncated")),
         "notes": [*notes, f"{how} {plural(len(manifests), 'launcher')}"],

@@ -66,7 +66,8 @@ class LintResult:
 
 @dataclass(frozen=True, kw_only=True)
 class HandledCall:
-    """A collective that an exception handler issues itself, not in a function that it calls."""
+    """A collective that a handler or a finally block issues itself, not in a function that it calls."""
 
     place: Place  # its text is that of the line
     handler: Place
+    is_finally: bool = False

@@ -66,7 +66,7 @@ def _findings(function: Function, scopes: Scopes, sequences: Sequences, problems
 
 
 def calls_in_handlers(path: Path) -> list[HandledCall]:
-    """Return the collectives in exception handlers of a file that no comment covers.
+    """Return the collectives in exception handlers and finally blocks of a file that no comment covers.
 
     Raises:
         OSError: it cannot be read.
@@ -77,10 +77,14 @@ def calls_in_handlers(path: Path) -> list[HandledCall]:
     lines = ["", *module.text.splitlines()]
     covered = _reasons(module, [])
     return [
-        HandledCall(place=replace(found.place, text=lines[found.place.line]), handler=found.condition)
+        HandledCall(
+            place=replace(found.place, text=lines[found.place.line]),
+            handler=found.condition,
+            is_finally=found.kind == "collective-in-finally",
+        )
         for function in module.everything
         for found in check_handlers(function, sequences)
-        if found.kind == "collective-in-except" and found.condition is not None and found.called_from is None
+        if found.condition is not None and found.called_from is None
         if not covered & {found.place.line, found.condition.line}
     ]
 

@@ -300,6 +300,11 @@ STRING_ENTRIES = {
     "zero1 (optimizer state), zero2 (and gradients) or zero3 (and parameters)",
     "ddp": "t_ns, id, group, buckets, parameters: bytes of the buckets of a DistributedDataParallel from this time on, "
     "by index, and how many parameters they hold",
+    "parameters": "t_ns, group, by, names, count, some, place: DistributedDataParallel or fully_shard, called at "
+    "`place` (file, line, function), communicates so many parameters over a group, in an order of whose names `names` "
+    "is the CRC-32; `some`: the first 8 of them",
+    "optimizer": "t_ns, steps, parameters, elements: an optimizer of so many parameters made its first step here, and "
+    "had made so many before, by the state that it was given",
     "pipeline": "id, schedule, num_stages, stages, microbatches, group, group_rank, group_size, order: a pipeline "
     "schedule and what this rank does in it; `order` is the plan of this rank, one string a slot: empty (idle), or "
     "actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; null without a plan",

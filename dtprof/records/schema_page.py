@@ -59,6 +59,7 @@ _RUN_JSON = (
     ("stopped_on_hang", "dtprof stopped the job because it hung"),
     ("hang_detected_ns", "when a hang was last diagnosed; null for never"),
     ("oom_kills", "processes the kernel's OOM killer ended in this cgroup meanwhile"),
+    ("host_oom_kills", "processes it ended on the host meanwhile, in any control group, by its counter"),
     (
         "oom_victims",
         "processes it ended on the host meanwhile, by the kernel's log where that can be read: `pid` as the host "

@@ -260,6 +260,28 @@ class CrashStack:
     t_ns: int
     thread: str  # that it hit: main, Python, native; of a native one the frames are those of the main thread
     frames: tuple[Site, ...]  # innermost first
+    computes: bool = False  # a signal to end it found it between system calls: it was at work
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrappedParameters:
+    """Parameters that DistributedDataParallel or fully_shard communicates over a group."""
+
+    group: str  # its name
+    by: str
+    names: int  # checksum of the names in order
+    count: int
+    some: tuple[str, ...]  # the first names
+    site: Site | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerAge:
+    """An optimizer at its first step in this process."""
+
+    steps: int  # made before, in other processes
+    parameters: int
+    elements: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,6 +383,8 @@ class RankTables:
     exceptions: tuple[ExceptionRecord, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
     early_uses: tuple[EarlyUse, ...] = ()
+    wrapped_parameters: tuple[WrappedParameters, ...] = ()
+    optimizer_ages: tuple[OptimizerAge, ...] = ()
     crash: CrashStack | None = None
     windows: tuple[Window, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()

@@ -167,10 +167,12 @@ def _read_places(file: Path) -> dict[int, facts.SourcePlace]:
 
 
 def _read_handlers(file: Path) -> dict[int, facts.Handler]:
-    """Return the exception handlers around the collectives of a source file."""
+    """Return the exception handlers and finally blocks around the collectives of a source file."""
     from dtprof.lint.linting import calls_in_handlers
 
     return {
-        call.place.line: facts.Handler(text=call.handler.text, line=call.handler.line, call=call.place.text)
+        call.place.line: facts.Handler(
+            text=call.handler.text, line=call.handler.line, call=call.place.text, is_finally=call.is_finally
+        )
         for call in calls_in_handlers(file)
     }

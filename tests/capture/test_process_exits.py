@@ -1,11 +1,14 @@
-"""sys.exit and os._exit are watched, and stay what they are to everybody else."""
+"""Calls that end the process are watched, and stay what they are to everybody else."""
 
 import pickle
+import signal
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
-import os, pickle, sys
+import os, pickle, signal, sys
 from dtprof.capture import process_exits
 marks = []
 plain = sys.exit, os._exit
@@ -19,7 +22,23 @@ try:
 except SystemExit as left:
     assert left.code == 7
 assert marks == [0], marks
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.raise_signal(signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR1)
+for function in (signal.raise_signal, os.killpg, os.kill):
+    try:
+        function()
+    except TypeError:
+        pass
+assert marks == [0], marks
 os._exit(23)
+"""
+KILLS = """
+import os, signal, sys
+from dtprof.capture import process_exits
+os.setsid()
+process_exits.watch_leaving(lambda: print("marked", flush=True))
+{}
 """
 
 
@@ -27,3 +46,18 @@ def test_they_are_pickled_by_name_and_marked_once() -> None:
     assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
     assert (ended.returncode, ended.stderr) == (23, "")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "signal.raise_signal(signal.SIGKILL)",
+        "os.kill(os.getpid(), 9)",
+        "os.killpg(os.getpgrp(), signal.SIGKILL)",
+        "os.killpg(0, signal.SIGKILL)",
+    ],
+)
+def test_sigkill_to_itself_is_marked_before_it_strikes(call: str) -> None:
+    command = [sys.executable, "-c", KILLS.format(call)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGKILL, "marked\n", "")

@@ -18,7 +18,7 @@ def attempts(folder: Path, ends: list[tuple[int, int, int]], *, num_hosts: int =
             for i in range(step):
                 builder.op("all_reduce", 10 * i, 10 * i + 5, step=i, site=builder.site("all_reduce", line=7))
             if rank == culprit:
-                builder.span("data", 10 * step, 10 * step + 1, step=step, site=builder.site("", line=line))
+                builder.span("leaving", 10 * step, 10 * step + 1, step=step, site=builder.site("", line=line))
             else:
                 builder.op("all_reduce", 10 * step, step=step, site=builder.site("all_reduce", line=7))
             ranks.append(builder)

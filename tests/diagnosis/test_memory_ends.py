@@ -11,7 +11,8 @@ KILLS = {
     "slurm, job": "slurmstepd: error: Exceeded job memory limit at some point.",
     "lsf": "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
     "pbs": "=>> PBS: job killed: mem 34359738kb exceeded limit 33554432kb",
-    "grid engine": 'job 4711 exceeds job hard limit "h_vmem" of queue "all.q@n1" (34.0G > limit:32.0G) - sending SIGKILL',
+    "grid engine": 'job 4711 exceeds job hard limit "h_vmem" of queue "all.q@n1" (34.0G > limit:32.0G) - sending '
+    "SIGKILL",
     "htcondor": "Error from slot1@n1: Job has gone over memory limit of 4096 megabytes. Peak usage: 4100 megabytes.",
     "kubernetes": "    Last State:     Terminated\n      Reason:       OOMKilled\n      Exit Code:    137",
     "systemd-oomd": "systemd-oomd[600]: Killed /user.slice/user-1000.slice/train.scope due to memory pressure for "
@@ -32,7 +33,9 @@ NO_KILLS = {
 
 
 @pytest.mark.parametrize("said", KILLS.values(), ids=KILLS.keys())
-def test_what_a_batch_system_says_of_memory_is_evidence_for_the_killed_rank(diagnose_texts: Diagnose, said: str) -> None:
+def test_what_a_batch_system_says_of_memory_is_evidence_for_the_killed_rank(
+    diagnose_texts: Diagnose, said: str
+) -> None:
     exits = texts.table({0: 1, 1: -9, 2: -15}, first=0)
     (finding,) = diagnose_texts("\n".join([said, exits])).findings
     assert (finding.kind, finding.culprit_ranks) == ("rank-killed", (1,))

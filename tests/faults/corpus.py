@@ -1,8 +1,8 @@
 """The programs of the corpus and what must be said of each.
 
 A program is a function of its rank; its decorator is its header. `# here` marks the line that must be named, of the
-culprit or of those that wait, `# not here` one that must not be named as the culprit's. It names no device, so that it runs on the CPU over gloo and on the simulated
-accelerator.
+culprit or of those that wait, `# not here` one that must not be named as the culprit's. It names no device, so that it
+runs on the CPU over gloo and on the simulated accelerator.
 """
 
 import inspect

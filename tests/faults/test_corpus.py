@@ -64,6 +64,18 @@ OTHERS_OF_A_FAMILY = (
     "gradients_of_wrapped_models",
     "bad_batches_are_skipped",
     "a_group_made_by_its_members_only",
+    "one_step_in_which_rank_0_begins_at_the_other_edge",
+    "killed_by_raise_signal",
+    "ended_by_a_term_signal_while_it_computes",
+    "metrics_that_a_failing_rank_adds_to_a_gradient",
+    "a_rank_with_less_patience",
+    "a_rank_that_finds_no_checkpoint_and_begins_anew",
+    "layers_registered_in_another_order",
+    "layers_sharded_in_another_order",
+    "the_pair_of_others",
+    "a_term_signal_with_a_handler",
+    "stages_of_which_one_is_new",
+    "a_call_of_all_on_a_group_of_some",
 )
 """Programs whose rules are reached by one of the others, with another cause."""
 CHEAP_ON_DEVICE = (
@@ -142,6 +154,6 @@ def test_programs_of_the_device_cover_every_kind_that_needs_no_host_of_its_own()
 
 def test_every_kind_but_notes_has_a_faulty_program() -> None:
     programs.load()
-    notes = {"unequal-timeouts", "shared-group", "collective-in-except"}
+    notes = {"shared-group", "collective-in-except"}
     several_hosts = {"host-silent"}  # tests/hosts
     assert {program.kind for program in PROGRAMS.values()} - {None} == set(KINDS) - notes - several_hosts

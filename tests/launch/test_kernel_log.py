@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dtprof.launch.kernel_log import list_oom_victims
+from dtprof.launch.kernel_log import count_host_oom_kills, list_oom_victims
 
 LOG = """\
 6,1,1000000,-;usb 1-1: new device
@@ -23,3 +23,12 @@ def test_victims_since_a_time_are_listed_with_what_they_held(tmp_path: Path) -> 
     ]
     assert [one.pid for one in list_oom_victims(since_ns=3_000_000_000, log=tmp_path / "kmsg")] == [72, 73]
     assert list_oom_victims(since_ns=0, log=tmp_path / "none") == []
+
+
+def test_kills_of_the_host_are_counted_where_the_kernel_counts_them(tmp_path: Path) -> None:
+    counters = tmp_path / "vmstat"
+    assert count_host_oom_kills(counters) == 0
+    counters.write_text("pgfault 17\noom_kill 3\n")
+    assert count_host_oom_kills(counters) == 3
+    counters.write_text("oom_kill many\n")
+    assert count_host_oom_kills(counters) == 0

@@ -2,12 +2,15 @@
 
 import functools
 import os
+import zlib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dtprof import fence
 from dtprof.capture.attribution_labels import Describe, Labels
+from dtprof.capture.call_sites import code_owners, user_line
 from dtprof.capture.frameworks.imports import after_import, replace_copies
 from dtprof.capture.group_descriptions import name_of
 from dtprof.capture.recorder import Recorder
@@ -20,6 +23,10 @@ MOST_EARLY_USES = 1_000
 """Declared axes that wait for a log: a process that never has one keeps no more."""
 FRAMEWORKS_UPON_TORCH = ("megatron", "deepspeed", "fairscale", "torchft")
 """Packages with adapters of their own: a version that moved its names loses the adapter."""
+MOST_WRAPPERS = 4096
+"""Wrappers whose parameters are written: a program may make any number."""
+SOME_NAMES, MOST_OF_NAME = 8, 200
+"""Names of the parameters of a wrapper that are written, and their length; a checksum stands for all."""
 
 
 class Attribution:
@@ -30,6 +37,7 @@ class Attribution:
         self._recorder = recorder
         self._labels: Labels | None = None
         self._missing: list[str] = []
+        self._wrappers = 0
         self._early_uses: list[tuple[str, str, str]] = []
         # A forked child opens a log of its own, in which labels must be declared again.
         os.register_at_fork(after_in_child=self._forget)
@@ -91,6 +99,29 @@ class Attribution:
             self._early_uses.append((name, axis, by))
         if labels is not None and labels.first_time(("axis", name, axis)):
             labels.recorder.write_entry(entry("axis", group=name, axis=axis, by=by))
+
+    def declare_parameters(self, group: Any, names: Iterable[str], by: str) -> None:
+        """Write in which order a wrapper communicates parameters: members must have the same ones in the same order."""
+        labels = self.labels()
+        if labels is None or self._wrappers >= MOST_WRAPPERS:
+            return
+        import torch
+
+        self._wrappers += 1
+        ordered = list(names)
+        checksum = zlib.crc32("\n".join(ordered).encode()) & 0x7FFFFFFF
+        place = user_line(code_owners(str(Path(torch.__file__).parent)))
+        labels.recorder.write_entry(
+            timed_entry(
+                "parameters",
+                group=group if isinstance(group, str) else name_of(group),
+                by=by,
+                names=checksum,
+                count=len(ordered),
+                some=[name[:MOST_OF_NAME] for name in ordered[:SOME_NAMES]],
+                place=place,
+            )
+        )
 
     def declare_sharding(self, scheme: str, group: Any, by: str) -> None:
         """Write over how many ranks a framework shards the model, and how: none, zero1, zero2, zero3."""

@@ -55,7 +55,7 @@ class DataParallel:
             around(ddp, name, functools.partial(self._begin, doing))
         around(module, "_sync_module_states", functools.partial(self._begin, "broadcast of parameters and buffers"))
         around(ddp, "_pre_forward", self._begin_forward, self._end_forward)
-        self._attribution.after(ddp, "__init__", lambda _, created, *__, **___: self._note_buckets(created))
+        self._attribution.after(ddp, "__init__", lambda _, created, *__, **___: self._note_wrapped(created))
 
     def _begin(self, doing: str, *_: Any, **__: Any) -> int:
         return self._attribution.begin(_doing, doing)
@@ -76,6 +76,13 @@ class DataParallel:
         if checked < CHECKED_FORWARDS and ddp.require_backward_grad_sync and torch.is_grad_enabled():
             self._forwards[ddp] = checked + 1
             self._note_buckets(ddp)
+
+    def _note_wrapped(self, ddp: Any) -> None:
+        self._note_buckets(ddp)
+        ignored = getattr(ddp, "parameters_to_ignore", ())
+        named = ddp.module.named_parameters()
+        names = (name for name, parameter in named if parameter.requires_grad and name not in ignored)
+        self._attribution.declare_parameters(ddp.process_group, names, "DistributedDataParallel")
 
     def _note_buckets(self, ddp: Any) -> None:
         """Write the buckets of the reducer, unless these are written."""

@@ -28,6 +28,13 @@ def _other(what: str) -> Description:
     return Description("fsdp", f"fsdp {what}")
 
 
+def _names_of(param_group: Any) -> list[str]:
+    """Return the names of the parameters of a group as its first module has them, in the order in which they lie."""
+    within = {id(module): name for name, module in param_group.modules[0].named_modules()}
+    infos = (parameter._module_info for parameter in param_group.fsdp_params)
+    return [f"{within.get(id(info.module), '?')}.{info.param_name}" for info in infos]
+
+
 class FullySharded:
     """Hooks into both generations of FSDP."""
 
@@ -66,6 +73,9 @@ class FullySharded:
         mesh = param_group.mesh_info
         shard, replicate = getattr(mesh, "shard_process_group", None), getattr(mesh, "replicate_process_group", None)
         self._declare(shard, replicate)
+        group = shard if shard is not None else replicate
+        if group is not None:
+            self._attribution.declare_parameters(group, _names_of(param_group), "fully_shard")
 
     def _declare(self, shard: Any, replicate: Any) -> None:
         for group, axis in ((shard, "dp_shard"), (replicate, "dp_replicate")):

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -28,24 +29,46 @@ class FatalSignals {
     if (file.size() >= sizeof path_) return;
     std::strcpy(path_, file.c_str());
     pid_ = getpid();
+    ending_ = 0;
     main_ = PyGILState_GetThisThreadState();
     if (installed_) return;
     installed_ = true;
     give_stack();
-    for (const int number : kSignals) {
-      struct sigaction mine = {};
-      mine.sa_sigaction = &FatalSignals::handle;
-      mine.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-      sigemptyset(&mine.sa_mask);
-      struct sigaction before = {};
-      if (sigaction(number, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
-      before_[number] = before;
-      sigaction(number, &mine, nullptr);
-    }
+    for (const int number : kFaults) take(number, false);
+    for (const int number : kEnding) take(number, true);
   }
 
+  // The interpreter ends, and its threads' states with it: signals to end it are common then, and tell nothing.
+  static void rest() { ending_ = 1; }
+
  private:
-  static constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+  static void take(int number, bool only_free) {
+    struct sigaction before = {};
+    if (sigaction(number, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) return;
+    if (only_free && before.sa_handler != SIG_DFL) return;
+    struct sigaction mine = {};
+    mine.sa_sigaction = &FatalSignals::handle;
+    mine.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigemptyset(&mine.sa_mask);
+    before_[number] = before;
+    sigaction(number, &mine, nullptr);
+  }
+
+  static bool is_free_one(int number) {
+    for (const int one : kEnding) {
+      if (one == number) return true;
+    }
+    return false;
+  }
+
+  static bool comes_again(int number, const siginfo_t* info) {
+    return info->si_code > 0 && (number == SIGSEGV || number == SIGBUS || number == SIGFPE || number == SIGILL);
+  }
+
+  static constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+  // End a process as well, where nobody handles them; whoever installs a handler later takes this one's place. Not those
+  // that native profilers claim only where they find them free (SIGPROF, SIGVTALRM).
+  static constexpr int kEnding[] = {SIGTERM, SIGHUP, SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU, SIGSYS};
   static constexpr size_t kStackBytes = 1 << 16;
 
   // A stack that has overflown leaves no room for a handler.
@@ -60,24 +83,38 @@ class FatalSignals {
     sigaltstack(&own, nullptr);
   }
 
-  static void handle(int number, siginfo_t* info, void*) {
-    const int error = errno;
-    sigaction(number, &before_[number], nullptr);  // first: what faults in here goes there
-    if (getpid() == pid_) leave_stack(number);
-    errno = error;
-    // A fault comes again where the handler returns to; a signal that was sent does not.
-    if (info->si_code <= 0) raise(number);
+  // Of a thread that a signal interrupts: whether it was in a system call, which its program counter is just behind.
+  static bool is_in_system_call(const void* context) {
+    const auto& machine = static_cast<const ucontext_t*>(context)->uc_mcontext;
+#if defined(__x86_64__)
+    const auto* next = reinterpret_cast<const unsigned char*>(machine.gregs[REG_RIP]);
+    return next[-2] == 0x0f && next[-1] == 0x05;
+#elif defined(__aarch64__)
+    return reinterpret_cast<const uint32_t*>(machine.pc)[-1] == 0xd4000001;
+#else
+    return true;  // not known: it is not said to compute
+#endif
   }
 
-  static void leave_stack(int number) {
+  static void handle(int number, siginfo_t* info, void* context) {
+    const int error = errno;
+    sigaction(number, &before_[number], nullptr);  // first: what faults in here goes there
+    if (getpid() == pid_ && !(ending_ && is_free_one(number))) leave_stack(number, is_free_one(number) && !is_in_system_call(context));
+    errno = error;
+    // A fault comes again where the handler returns to; a signal that was sent does not.
+    if (!comes_again(number, info)) raise(number);
+  }
+
+  static void leave_stack(int number, bool computes) {
     const int file = open(path_, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (file < 0) return;
     PyThreadState* own = PyGILState_GetThisThreadState();
     char line[96];
     timespec t = {};
     clock_gettime(CLOCK_MONOTONIC, &t);
-    const int size = snprintf(line, sizeof line, "signal %d at %lld%09ld in %s thread\n", number,
-                              static_cast<long long>(t.tv_sec), t.tv_nsec, own ? (own == main_ ? "the main" : "a Python") : "a native");
+    const int size = snprintf(line, sizeof line, "signal %d at %lld%09ld in %s thread%s\n", number,
+                              static_cast<long long>(t.tv_sec), t.tv_nsec, own ? (own == main_ ? "the main" : "a Python") : "a native",
+                              computes ? ", computing" : "");
     bool written = write(file, line, size) == size;
     if (PyThreadState* shown = own ? own : main_; written && shown) _Py_DumpTraceback(file, shown);
     close(file);
@@ -86,6 +123,7 @@ class FatalSignals {
   static inline char path_[PATH_MAX];
   static inline pid_t pid_;
   static inline bool installed_;
+  static inline volatile sig_atomic_t ending_;
   static inline PyThreadState* main_;
   static inline struct sigaction before_[NSIG];
 };

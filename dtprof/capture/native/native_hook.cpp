@@ -60,6 +60,7 @@ void write_entry(const std::string& line) {
 }
 
 void close_log() {
+  FatalSignals::rest();
   stop_following();
   if (Log* log = g_log.load(std::memory_order_acquire)) log->mark(MARK_CLOSED);
 }

@@ -1,9 +1,12 @@
-"""Collectives in an exception handler that were paired with collectives outside of it, in a job that did not hang.
+"""Collectives in an exception handler or a finally block that met collectives outside of it.
 
-The records give the call sites; the source shows the handler, if it can still be read and is older than the job.
+The records give the call sites; the source shows the handler, if it can still be read and is older than the job. In a
+job that went well a handler may have made good the call that its exception left out: a note. All ranks come to a
+finally block: one that is there before the others holds an exception back, and shifts their calls: a warning.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +27,7 @@ MAX_PAIRS = 64
 
 
 def find_handled(case: Case) -> Iterator[Finding]:
-    """Give a note for each collective in a handler that was paired with one of ranks that handled no exception.
+    """Give a finding for each collective in a handler that was paired with one of ranks that were in none.
 
     If all members reach the handler together, all of them raised, which is no fault.
     """
@@ -35,13 +38,35 @@ def find_handled(case: Case) -> Iterator[Finding]:
     for group, tables in group_tables(job.ranks).items():
         for seq in _where_lines_differ(tables):
             present = at_position(job.ranks, tables, seq)
-            handled = {rank: handler for rank, o in present.items() if (handler := _handler(job, o)) is not None}
+            handled = {rank: handler for rank, o in present.items() if (handler := _handler(job, o.site)) is not None}
             if not handled or len(handled) == len(present) or disagreement_at(job.ranks, tables, seq) is not None:
                 continue
             first = present[min(handled)].site
             if first is not None and first not in reported:
                 reported.add(first)
                 yield _finding(job, group, present, handled)
+
+
+def find_beside_crash(case: Case) -> Iterator[Finding]:
+    """Give a warning for each of them in a job in which a rank raised: what was held back or handled is the fault."""
+    for finding in find_handled(case):
+        yield replace(finding, severity="warning")
+
+
+def explain_by_handlers(job: JobState, finding: Finding) -> Finding:
+    """Return a finding with the handlers in which its culprits made their calls, as evidence."""
+    if job.find_handlers is None or finding.kind in ("collective-in-except", "rank-crashed", "rank-killed"):
+        return finding
+    facts = dict.fromkeys(
+        f"rank {rank} made this call in {_block_words(handler)}: it had raised, and the others had not"
+        for rank, site in sorted(finding.culprit_call_sites.items())
+        if (handler := _handler(job, site)) is not None and site not in finding.call_sites.values()
+    )
+    return replace(finding, evidence=(*finding.evidence, *facts)) if facts else finding
+
+
+def _block_words(handler: Handler) -> str:
+    return f"{'a `finally` block' if handler.is_finally else f'`{handler.text}`'} (line {handler.line})"
 
 
 def _where_lines_differ(tables: dict[int, Array]) -> Iterator[int]:
@@ -60,9 +85,8 @@ def _where_lines_differ(tables: dict[int, Array]) -> Iterator[int]:
                 yield int(a["seq"][at[i]])
 
 
-def _handler(job: JobState, operation: Operation) -> Handler | None:
-    """Return the handler that encloses the call of an operation: the line must still make that call."""
-    site = operation.site
+def _handler(job: JobState, site: Site | None) -> Handler | None:
+    """Return the handler that encloses a call: the line must still make that call."""
     if site is None or job.find_handlers is None or not site.api:
         return None
     handler = job.find_handlers(site.file).get(site.line)
@@ -77,9 +101,9 @@ def _finding(job: JobState, group: GroupId, present: dict[int, Operation], handl
     theirs = others[min(others)]
     return Finding(
         kind="collective-in-except",
-        severity="info",
+        severity="warning" if handler.is_finally else "info",
         summary=f"{capitalised(ranks)} made {mine.op} #{mine.seq} of {group_words(known)}{at_line(mine.site)} in "
-        f"`{handler.text}` (line {handler.line}); it met the call{at_line(theirs.site)} of "
+        f"{_block_words(handler)}; it met the call{at_line(theirs.site)} of "
         f"{list_ranks(tuple(others))}, and the job did not hang.",
         culprit_ranks=ranks,
         confidence=0.7,
@@ -97,4 +121,7 @@ def _finding(job: JobState, group: GroupId, present: dict[int, Operation], handl
     )
 
 
-RULES: Declared = (Rule(kinds=("collective-in-except",), stages=(Stage.NOTE,), find=find_handled),)
+RULES: Declared = (
+    Rule(kinds=("collective-in-except",), stages=(Stage.NOTE,), find=find_handled),
+    Rule(kinds=("collective-in-except",), stages=(Stage.BESIDE_CRASH,), find=find_beside_crash),
+)

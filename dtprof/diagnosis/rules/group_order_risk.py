@@ -11,9 +11,11 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks
 from dtprof.job.group_collectives import at_position, find_common, group_tables
 from dtprof.job.groups import GroupId
 from dtprof.job.order_replay import find_ring
+from dtprof.job.own_pattern import usual_operation
 from dtprof.records.tables import Array
 
 MAX_GROUPS = 64
@@ -42,20 +44,25 @@ def _find_ring_risk(job: JobState, groups: dict[GroupId, dict[int, Array]]) -> I
     if len({operation.group for operation in first.values()}) < 2:
         return
     ranks = tuple(sorted(first))
-    operation = first[ranks[0]]
+    # Who leaves the order of its own rounds closes the ring; where none does, or all, the orders of all of them do.
+    odd = tuple(rank for rank in ranks if usual_operation(job.ranks[rank].operations, first[rank]) is not None)
+    culprits = odd if len(odd) < len(ranks) and odd else ranks
+    operation = first[culprits[0]]
     names = sorted({group_words(job.group(own.group)) for own in first.values()})
+    left = f"; {list_ranks(culprits)} {'leaves' if len(culprits) == 1 else 'leave'} the order of earlier rounds"
     yield Finding(
         kind="group-order-risk",
         severity="warning",
-        summary=f"{capitalised(ranks)} enter {len(names)} groups in orders that form a ring ({', '.join(names[:4])}); "
-        "it did not hang this time, and can hang.",
-        culprit_ranks=ranks,
+        summary=f"{capitalised(ranks)} enter {len(names)} groups in orders that form a ring ({', '.join(names[:4])})"
+        f"{left if culprits != ranks else ''}; it did not hang this time, and can hang.",
+        culprit_ranks=culprits,
         confidence=0.85,
         group=job.group(operation.group),
         op=operation.op,
         seq=operation.seq,
         step=operation.step,
-        culprit_call_sites=call_sites(first),
+        call_sites=call_sites({rank: own for rank, own in first.items() if rank not in culprits}),
+        culprit_call_sites=call_sites({rank: own for rank, own in first.items() if rank in culprits}),
         evidence=tuple(f"rank {rank} first enters {operation_words(job, first[rank])}" for rank in ranks[:8]),
         advice=("Issue the operations of all groups in one order on every rank that is a member of several.",),
     )

@@ -24,7 +24,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
     error = first.own_exception
     if error is None:
         status = first.exit.status if first.exit else "?"
-        place = first.last_site
+        place = first.left_at
         return exit_finding(
             "rank-crashed",
             f"Rank {first.rank} ended with exit status {status}, without an exception",
@@ -32,7 +32,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
             {first.rank: place} if place else {},
             job,
             confidence=0.85,
-            evidence=(f"rank {first.rank}: its last record is{at_line(place) or ' at an unknown line'}",),
+            evidence=(f"rank {first.rank}: its last record is{at_line(first.last_site) or ' at an unknown line'}",),
             advice=("Look for sys.exit or os._exit on that rank, and at what it printed last.",),
         )
     # The same exception at the same line is one fault of the program: no rank infected the others.
@@ -59,7 +59,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
             "failed afterwards because the peer was gone" if first.sees_program else "failed as a peer was gone or late"
         )
         facts.append(f"{list_ranks(lost)} {why}: a consequence")
-    facts += [f"the log reports the OOM killer: {said[:160]}" for said in oom_reports(job)[:1]]
+    facts += [f"the log tells of a kill for want of memory: {said[:160]}" for said in oom_reports(job)[:1]]
     name = capitalised(culprits) if culprits else "A rank that the log does not name"
     known = find_advice(error.type, error.message)
     return exit_finding(

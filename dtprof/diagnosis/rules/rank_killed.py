@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtprof.diagnosis.blocked_ranks import seen_at
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState, RankState
@@ -19,7 +18,7 @@ from dtprof.diagnosis.rank_failures import (
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_bytes, format_fraction, list_ranks, plural
-from dtprof.records.tables import UNKNOWN_NS
+from dtprof.records.tables import UNKNOWN_NS, Site
 
 LATE_THREAD = (
     "Python ends a thread of the back end that asks for the GIL while the interpreter shuts down, and torch "
@@ -77,11 +76,28 @@ def _memory_words(rank: RankState, job: JobState) -> list[str]:
 def _last_seen_words(rank: RankState) -> str:
     """Give the known position of a rank when a signal ended it."""
     if rank.crash is None or not rank.last_frames:
-        return f"its last record is{at_line(rank.place)}"
+        held = _place(rank)
+        return f"it was{at_line(held)}" if held else f"where it was is not known: its last record is{_last_words(rank)}"
     path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in rank.last_frames[:4])
     hit = "" if rank.crash.thread == "main" else f"it hit a {rank.crash.thread} thread, "
     whose = "the main thread was" if rank.crash.thread == "native" else "it was"
     return f"{hit}{whose} at {path}"
+
+
+def _place(rank: RankState) -> Site | None:
+    """Return the line at which it ended; None where nothing shows that: an older stack and the last record do not."""
+    if rank.last_frames or rank.left_at is not None:
+        return rank.last_frames[0] if rank.last_frames else rank.left_at
+    return rank.first_blocking.site if rank.first_blocking is not None else None
+
+
+def _last_words(rank: RankState) -> str:
+    return at_line(rank.last_site) or " at an unknown line"
+
+
+def _seen_words(rank: RankState) -> str:
+    place = _place(rank)
+    return at_line(place) if place is not None or rank.last_site is None else f", last seen{at_line(rank.last_site)}"
 
 
 def _kernel_words(rank: RankState, job: JobState) -> list[str]:
@@ -103,24 +119,35 @@ def _is_python(name: str) -> bool:
 
 
 def _memory_use_words(rank: RankState, job: JobState) -> list[str]:
-    """Say that memory was nearly full before the end."""
-    share = job.find_memory_use().get(rank.rank, 0.0) if job.find_memory_use is not None else 0.0
-    if share < NEARLY_FULL:
+    """Say that memory was nearly full before the end, or would have been as it grew."""
+    used = job.find_memory_use().get(rank.rank) if job.find_memory_use is not None else None
+    if used is None or used.at_end < NEARLY_FULL:
+        return []
+    grew = f", and grew by {format_fraction(used.growth_per_s, 0)} a second" if used.share < NEARLY_FULL else ""
+    return [
+        f"{format_fraction(used.share, 0)} of the memory of its host, or container, was in use "
+        f"when last sampled{f' {used.since_s:.1f} s before' if grew else ''}{grew}: perhaps its OOM killer"
+    ]
+
+
+def _host_words(job: JobState) -> list[str]:
+    """Say that the kernel ended processes for want of memory, where its counter alone tells."""
+    if not job.host_oom_kills:
         return []
     return [
-        f"{format_fraction(share, 0)} of the memory of its host, or container, was in use "
-        "when last sampled: perhaps its OOM killer"
+        f"the kernel's OOM killer struck {plural(job.host_oom_kills, 'time')} on the hosts of this job while it ran, "
+        "by their counters (/proc/vmstat); which processes, the kernel's log would tell"
     ]
 
 
 def _killed_finding(rank: RankState, job: JobState) -> Finding:
     name = rank.signal_name
-    place = rank.place
+    place = _place(rank)
     late = rank.ended_ns != UNKNOWN_NS
     facts = [f"rank {rank.rank}: process {rank.pid} was ended by {name}; {_last_seen_words(rank)}"]
     advice = ["Ask who sent the signal: the kernel log (dmesg), the scheduler's log, other users of the host."]
     if name == "SIGKILL":
-        facts += [f"the log reports the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]
+        facts += [f"the log tells of a kill for want of memory: {said[:200]}" for said in oom_reports(job)[:1]]
     if job.oom_kills and name == "SIGKILL":
         facts.append(
             f"the kernel's OOM killer struck {plural(job.oom_kills, 'time')} in this job's cgroup while it ran"
@@ -130,6 +157,9 @@ def _killed_finding(rank: RankState, job: JobState) -> Finding:
     elif name == "SIGKILL" and (words := _kernel_words(rank, job)):
         facts += [*words, *_memory_words(rank, job)]
         advice = [OUT_OF_MEMORY]
+    elif name == "SIGKILL" and (words := _host_words(job)):
+        facts += [*words, *_memory_use_words(rank, job), *_memory_words(rank, job)]
+        advice = [OUT_OF_MEMORY, *advice]
     elif name == "SIGKILL" and (words := _memory_use_words(rank, job)):
         facts += [*words, *_memory_words(rank, job)]
     elif late:
@@ -141,7 +171,7 @@ def _killed_finding(rank: RankState, job: JobState) -> Finding:
         advice = ["Native code crashed: look at the last lines this rank printed, and take a core dump next time."]
     return exit_finding(
         "rank-killed",
-        f"Rank {rank.rank} was killed by {name}{' while its interpreter shut down' if late else seen_at(rank)}",
+        f"Rank {rank.rank} was killed by {name}{' while its interpreter shut down' if late else _seen_words(rank)}",
         (rank.rank,),
         {rank.rank: place} if place else {},
         job,
@@ -159,7 +189,7 @@ def _reported_finding(job: JobState) -> Finding:
     culprits, name = tuple(sorted(rank.rank for rank in chosen)), chosen[0].signal_name
     everybody = len(culprits) > 1 and culprits == tuple(range(len(culprits))) and len(culprits) == len(job.ranks)
     facts = [f"{list_ranks(culprits)} ended by {name}, as the launcher saw it"]
-    facts += [f"the log reports the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]
+    facts += [f"the log tells of a kill for want of memory: {said[:200]}" for said in oom_reports(job)[:1]]
     if everybody:
         facts.append("every rank that the log names ended so: the log does not say which was first")
     ended = job.log.notes("ended-thread") if job.log is not None else []

@@ -2,18 +2,22 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import combinations, groupby, islice, pairwise
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, explain, group_words, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.rule import Declared, Refinement, Stage
+from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules import argument_mismatch
 from dtprof.formatting import list_ranks
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
+from dtprof.records.member_checksums import checksum_of
 from dtprof.records.tables import Site
+
+MAX_SUBSETS = 5_000
+"""Sets of ranks that are tried as members of a group."""
 
 
 def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: dict[int, Operation]) -> Finding | None:
@@ -113,6 +117,56 @@ def explain_absence(case: Case, cause: Finding) -> Iterator[Finding]:
         if site is not None:
             yield explain(_outside_finding(case.job, member.rank, site, operation, everyone), cause)
             return
+
+
+def find_left_out_calls(case: Case) -> Iterator[Finding]:
+    """Give a finding for calls on a group that the caller is no member of, in a job that went well.
+
+    A warning where the callers had made a group of their own, of that size, which nobody ever used: they passed the
+    group of others. Else a note: that all ranks make the call and torch leaves it out on some is a habit.
+    """
+    job = case.job
+    callers: dict[tuple[str, int], dict[int, Site]] = {}
+    for rank in job.ranks.values():
+        for _, site in rank.outside_calls:
+            callers.setdefault((site.file, site.line), {})[rank.rank] = site
+    for sites in callers.values():
+        meant = next(
+            (o for rank in job.ranks.values() for o in rank.operations if _is_line_of(o, next(iter(sites.values())))),
+            None,
+        )
+        if meant is not None:
+            yield _left_out_finding(job, meant, sites)
+
+
+def _left_out_finding(job: JobState, meant: Operation, sites: dict[int, Site]) -> Finding:
+    own = {rank for members in _unused_groups(job, sorted(sites), len(meant.group.ranks)) for rank in members}
+    culprits = tuple(sorted(own or sites))
+    beside = f", and never used the {'groups' if len(own) > len(meant.group.ranks) else 'group'} made for them"
+    return Finding(
+        kind="wrong-group",
+        severity="warning" if own else "info",
+        summary=f"{capitalised(culprits)} called {meant.op} on {group_words(job.group(meant.group))} of "
+        f"{list_ranks(meant.group.ranks)}{at_line(sites[culprits[0]])}{beside if own else ''}: torch leaves the call "
+        "out with a warning.",
+        culprit_ranks=culprits,
+        confidence=0.8,
+        group=job.group(meant.group),
+        op=meant.op,
+        step=meant.step,
+        call_sites=call_sites({r: meant for r in meant.group.ranks if r not in sites}),
+        culprit_call_sites={rank: sites[rank] for rank in culprits},
+        advice=("Pass the group that the rank is a member of, or make the call on its members alone.",),
+    )
+
+
+def _unused_groups(job: JobState, ranks: list[int], size: int) -> Iterator[tuple[int, ...]]:
+    """Yield groups of these ranks of a size that were made and never used."""
+    asked = {checksum for rank in ranks for checksum in job.ranks[rank].group_members}
+    used = {frozenset(key.ranks) for rank in job.ranks.values() for key in rank.groups}
+    for members in islice(combinations(ranks, size), MAX_SUBSETS):
+        if checksum_of(members) in asked and frozenset(members) not in used:
+            yield members
 
 
 def _is_line_of(operation: Operation, site: Site) -> bool:
@@ -225,6 +279,7 @@ def _used_before(job: JobState, operation: Operation, group: GroupId) -> bool:
 
 
 RULES: Declared = (
+    Rule(kinds=("wrong-group",), stages=(Stage.RISK,), find=find_left_out_calls),
     Refinement(
         kinds=("wrong-group",), causes=argument_mismatch.KINDS, stages=(Stage.DIVERGENCE,), refine=explain_mismatch
     ),

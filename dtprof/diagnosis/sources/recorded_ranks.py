@@ -136,6 +136,8 @@ def rank_state(
         exceptions=tables.exceptions,
         out_of_memory=tables.out_of_memory,
         early_uses=tables.early_uses,
+        wrapped_parameters=tables.wrapped_parameters,
+        optimizer_ages=tables.optimizer_ages,
         crash=tables.crash,
         exit=exit,
         ended_ns=tables.ended_ns,
@@ -144,6 +146,7 @@ def rank_state(
         longest_gap_ns=max(gap_ns, 0 if tables.dropped_events else past.longest_gap_ns),
         active_intervals=_active_intervals(rows, spans),
         last_site=_last_site(tables),
+        left_at=_last_site(tables) if _has_ended_itself(tables) else None,
         open_phases=tuple(name for op in spans["op"][is_open].tolist() if (name := tables.ops[op]) in events.PHASES),
         steps=int(max([0, *rows["step"][-1:], *tables.spans["step"][-1:]])),
         in_init=bool(len(spans_named(tables, spans[is_open], events.INIT))),
@@ -445,6 +448,15 @@ def _last_site(tables: RankTables) -> Site | None:
         if len(table)
     ]
     return tables.sites.get(max(newest)[1]) if newest else None
+
+
+def _has_ended_itself(tables: RankTables) -> bool:
+    """Say whether the newest event is the call that ended the process."""
+    if not len(tables.spans):
+        return False
+    begun, newest = tables.spans["begin_ns"], int(tables.spans["begin_ns"].argmax())
+    later = len(tables.operations) and tables.operations["issued_ns"][-1] > begun[newest]
+    return not later and bool(are_named(tables, tables.spans[newest : newest + 1], events.LEAVING)[0])
 
 
 def spans_named(tables: RankTables, spans: Array, *names: str) -> Array:

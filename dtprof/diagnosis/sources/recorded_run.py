@@ -8,6 +8,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.job_state import main_stack
@@ -18,6 +21,7 @@ from dtprof.diagnosis.sources.waiting_launchers import find_rendezvous
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.stop_detection import find_stop
 from dtprof.formatting import list_ranks
+from dtprof.intervals import Column
 from dtprof.job.stalls import (
     SLOW_AFTER_NS,
     JobProgress,
@@ -31,13 +35,16 @@ from dtprof.job.stalls import (
 )
 from dtprof.job.world_size import newest_attempt, resolve_world_size
 from dtprof.records import paths, reader
-from dtprof.records.nodes.node_reader import last_heard_s, newest_memory_use, newest_resident, newest_samples
+from dtprof.records.nodes.node_reader import last_heard_s, memory_shares, newest_resident, newest_samples
 from dtprof.records.oom_victims import read_oom_victims
-from dtprof.records.tables import ProcessExit
+from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
 
+NO_SAMPLES = np.zeros(0, np.int64), np.zeros(0)
+MEMORY_SAMPLES = 6
+"""Of memory, before the end of a rank: from these its growth is taken."""
 SILENT_AFTER_S = 10.0
 """After which a host counts as silent: it samples every second, and a launcher sends every other."""
 
@@ -143,6 +150,7 @@ def collect(
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=job_facts.get("oom_kills") if isinstance(job_facts.get("oom_kills"), int) else 0,
         find_stragglers=(lambda: _find_stragglers(summarise())) if summarise is not None else None,
+        host_oom_kills=kills if isinstance(kills := job_facts.get("host_oom_kills"), int) else 0,
         oom_victims=tuple(read_oom_victims(job_facts.get("oom_victims"))),
         find_memory_use=functools.cache(lambda: _find_memory_use(run, ranks, boots)),
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
@@ -203,10 +211,27 @@ def _find_resident(run: reader.Run, ranks: list[facts.RankState], boots: dict[in
     return {rank: nbytes for rank, nbytes in seen if nbytes is not None}
 
 
-def _find_memory_use(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str]) -> dict[int, float]:
-    """Return the share of its host's memory that was in use when the host of each rank was last sampled."""
-    used = newest_memory_use(run.path)
-    return {rank.rank: used[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in used}
+def _find_memory_use(
+    run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str]
+) -> dict[int, facts.MemoryUse]:
+    """Return how full the memory of its host was when each rank ended: samples after that show what it gave back."""
+    found = {}
+    shares = memory_shares(run.path)
+    for rank in ranks:
+        times, used = shares.get(boots.get(rank.rank, ""), NO_SAMPLES)
+        end_ns = rank.exit.t_ns if rank.exit is not None and rank.exit.t_ns != UNKNOWN_NS else rank.last_ns
+        before = np.flatnonzero(times <= end_ns)[-MEMORY_SAMPLES:]
+        if len(before):
+            found[rank.rank] = _memory_use(times[before], used[before], end_ns)
+    return found
+
+
+def _memory_use(times: Column, used: npt.NDArray[np.float64], end_ns: int) -> facts.MemoryUse:
+    """Return the use at the last sample, and what it had come to by a later time if it grew on as it did before."""
+    steps_s = np.diff(times) / 1e9
+    growth = float(np.median(np.diff(used) / steps_s)) if len(used) > 2 and (steps_s > 0).all() else 0.0
+    since_s = (end_ns - int(times[-1])) / 1e9
+    return facts.MemoryUse(share=float(used[-1]), since_s=since_s, growth_per_s=growth)
 
 
 def _find_silent(run: reader.Run, ranks: Sequence[facts.RankState]) -> dict[str, float]:

@@ -78,18 +78,22 @@ def newest_resident(run: Path) -> dict[tuple[str, int], int]:
     return resident
 
 
-def newest_memory_use(run: Path) -> dict[str, float]:
-    """Return the share of the memory of each node, or of its control group's limit, in use at its last sample."""
-    shares: dict[str, float] = {}
+def memory_shares(run: Path) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+    """Return the share of the memory of each node in use, or of its control group's limit where that is fuller.
+
+    By boot id: times of the newest samples (ns, CLOCK_MONOTONIC), and the shares at them.
+    """
+    shares = {}
     for samples in newest_by_node(run):
-        if not len(samples.host):
-            continue
-        newest = samples.host[-1]
-        charged = float(newest["cgroup_memory_bytes"]) - float(newest["cgroup_reclaimable_bytes"])
-        for used, total in ((float(newest["memory_used_bytes"]), "memory_bytes"), (charged, "cgroup_limit_bytes")):
-            limit = samples.description.get(total)
-            if isinstance(limit, int) and limit > 0 and used >= 0:
-                shares[samples.boot_id] = max(used / limit, shares.get(samples.boot_id, 0.0))
+        host = samples.host
+        charged = host["cgroup_memory_bytes"] - host["cgroup_reclaimable_bytes"]
+        known = [
+            used / limit
+            for used, total in ((host["memory_used_bytes"], "memory_bytes"), (charged, "cgroup_limit_bytes"))
+            if isinstance(limit := samples.description.get(total), int) and limit > 0
+        ]
+        if len(host) and known:
+            shares[samples.boot_id] = host["t_ns"], np.fmax.reduce([np.where(share >= 0, share, 0) for share in known])
     return shares
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from dtprof.records.tables import CrashStack, Site
 
 MAX_BYTES = 1 << 18
-_HEAD = re.compile(r"signal (\d{1,3}) at (\d{1,20}) in (the main|a Python|a native) thread")
+_HEAD = re.compile(r"signal (\d{1,3}) at (\d{1,20}) in (the main|a Python|a native) thread(, computing)?")
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?{3}) in (.*)')
 
 
@@ -22,4 +22,6 @@ def read_crash(file: Path) -> CrashStack | None:
         return None
     found = filter(None, map(_FRAME.fullmatch, lines[1:]))
     frames = (Site(file=f[1], line=int(f[2]) if f[2].isdecimal() else 0, function=f[3]) for f in found)
-    return CrashStack(signal=int(head[1]), t_ns=int(head[2]), thread=head[3].split()[-1], frames=tuple(frames))
+    return CrashStack(
+        signal=int(head[1]), t_ns=int(head[2]), thread=head[3].split()[-1], computes=bool(head[4]), frames=tuple(frames)
+    )

@@ -55,6 +55,8 @@ class Strings:
         self.exceptions: list[tables.ExceptionRecord] = []
         self.out_of_memory: list[tables.OutOfMemory] = []
         self.early_uses: dict[int, tuple[tables.EarlyUse, int]] = {}  # and the id of the group
+        self.wrapped_parameters: list[tables.WrappedParameters] = []
+        self.optimizer_ages: list[tables.OptimizerAge] = []
         self.crash: tables.CrashStack | None = None
         self.windows: dict[int, tables.Window] = {}
         self.snapshots: list[tables.Snapshot] = []
@@ -135,6 +137,14 @@ class Strings:
             self.out_of_memory.append(_out_of_memory(row))
         elif kind == "early_use":
             self._take_early_use(row)
+        elif kind == "parameters":
+            self.wrapped_parameters.append(_wrapped_parameters(row))
+        elif kind == "optimizer":
+            self.optimizer_ages.append(
+                tables.OptimizerAge(
+                    steps=int(row["steps"]), parameters=int(row["parameters"]), elements=int(row["elements"])
+                )
+            )
         elif kind == "window":
             self.windows[int(row["id"])] = _window(row)
         elif kind == "snapshot":
@@ -231,12 +241,26 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "exceptions": tuple(strings.exceptions),
         "out_of_memory": tuple(strings.out_of_memory),
         "early_uses": strings.early_uses_with_groups(),
+        "wrapped_parameters": tuple(strings.wrapped_parameters),
+        "optimizer_ages": tuple(strings.optimizer_ages),
         "crash": strings.crash,
         "windows": tuple(strings.windows.values()),
         "snapshots": tuple(strings.snapshots),
         "ended_ns": strings.ended_ns,
         "notes": tuple(strings.notes),
     }
+
+
+def _wrapped_parameters(row: dict[str, Any]) -> tables.WrappedParameters:
+    place = row.get("place")
+    return tables.WrappedParameters(
+        group=str(row["group"]),
+        by=str(row["by"]),
+        names=int(row["names"]),
+        count=int(row["count"]),
+        some=tuple(map(str, row["some"])),
+        site=_site(place) if isinstance(place, dict) else None,
+    )
 
 
 def read_strings(folder: Path, problems: list[str]) -> Strings:

@@ -3,14 +3,16 @@
 import os
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.job_state import Handler, JobState
+from dtprof.diagnosis.verdict import decide
 from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import WALL_CLOCK_NS, RankBuilder, write_run
-from tests.diagnosis.judging import build_job
+from tests.diagnosis.judging import build_job, found_by
 
 SOURCE = dedent("""\
     import torch
@@ -119,3 +121,46 @@ def test_source_that_is_gone_or_broken_does_no_harm(tmp_path: Path) -> None:
     assert diagnose_run(tmp_path / "run").outcome == "healthy"
     source.unlink()
     assert diagnose_run(tmp_path / "run").findings == ()
+
+
+def held_back(*, severity_of: str, **job: Any) -> JobState:
+    """Return a job in which rank 1 comes to a finally block, or a handler, one call before the others."""
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for i in range(3):
+            line = HANDLED if rank.rank == 1 and i == 2 else USUAL
+            rank.op("all_reduce", 10 * i, 10 * i + 5, site=rank.site("all_reduce", line=line), nbytes=8)
+    is_finally = severity_of == "finally"
+    handler = Handler(text=severity_of, line=HANDLED - 1, call="dist.all_reduce(bad)", is_finally=is_finally)
+    return build_job(ranks, find_handlers=lambda _: {HANDLED: handler}, **job)
+
+
+def test_a_finally_block_that_one_rank_came_to_first_is_a_warning() -> None:
+    (finding,) = found_by("collective_in_except", held_back(severity_of="finally", exit_status=0, stalled=False))[:1]
+    assert (finding.kind, finding.severity, finding.culprit_ranks) == ("collective-in-except", "warning", (1,))
+    assert "in a `finally` block (line 9)" in finding.summary
+
+
+def test_a_handler_beside_a_crash_is_a_warning() -> None:
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        line = HANDLED if rank.rank else USUAL
+        rank.op("all_reduce", 10, 15, site=rank.site("all_reduce", line=line), nbytes=8)
+    ranks[1].exception(30, "ValueError", "no label", line=7)
+    handler = Handler(text="except ValueError", line=9, call="dist.all_reduce(bad)")
+    job = build_job(ranks, statuses={1: (1, 40), 0: (-15, 90)}, find_handlers=lambda _: {HANDLED: handler})
+    kinds = [(finding.kind, finding.severity) for finding in decide(job).findings]
+    assert kinds == [("rank-crashed", "error"), ("collective-in-except", "warning")]
+
+
+def test_a_mismatch_says_in_which_handler_its_culprit_made_the_call() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        rank.op("all_reduce", 10, 15, site=rank.site("all_reduce", line=USUAL), nbytes=8)
+        odd = rank.rank == 1
+        site = rank.site("barrier" if odd else "all_reduce", line=HANDLED if odd else USUAL)
+        rank.op("barrier" if odd else "all_reduce", 20, site=site, nbytes=0 if odd else 8)
+    handler = Handler(text="except ValueError", line=9, call="dist.barrier()")
+    (finding,) = decide(build_job(ranks, find_handlers=lambda _: {HANDLED: handler})).findings
+    assert finding.kind == "collective-order-mismatch"
+    assert finding.evidence[-1].startswith("rank 1 made this call in `except ValueError` (line 9)")

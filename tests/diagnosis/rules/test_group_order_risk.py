@@ -45,3 +45,12 @@ def test_three_groups_that_are_entered_in_a_ring_are_a_risk_for_all_in_it(
     found = find_order_risk(Case(job_of(dict(enumerate(programs)))))
     assert [finding.kind for finding in found] == kinds
     assert [finding.culprit_ranks for finding in found] == [(0, 1, 2)] * len(kinds)
+
+
+def test_who_leaves_the_order_of_its_own_rounds_closes_the_ring() -> None:
+    usual = {0: "ac", 1: "ab", 2: "bc"}
+    programs = {rank: order * 3 for rank, order in usual.items()}
+    programs[0] = "acacca"
+    (finding,) = find_order_risk(Case(job_of(programs)))
+    assert (finding.culprit_ranks, finding.confidence) == ((0,), 0.85)
+    assert "rank 0 leaves the order of earlier rounds" in finding.summary

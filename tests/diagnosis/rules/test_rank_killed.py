@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, MemoryUse
 from dtprof.records.oom_victims import OomVictim
 from dtprof.records.rank_log.crash_stacks import read_crash
 from tests.diagnosis.judging import CONNECTION_LOST, build_job, found_by, gradients, judge, ranks_in_step
@@ -105,8 +105,10 @@ Stack (most recent call first):
 """
 
 
-@pytest.mark.parametrize(("status", "line"), [(-11, 6), (-9, 20)])
-def test_the_line_is_that_at_which_the_signal_hit_which_ended_the_rank(tmp_path: Path, status: int, line: int) -> None:
+@pytest.mark.parametrize(("status", "line"), [(-11, 6), (-9, None)])
+def test_the_line_is_that_at_which_the_signal_hit_which_ended_the_rank(
+    tmp_path: Path, status: int, line: int | None
+) -> None:
     # A signal that the process survived (a runtime that handles its own faults) says nothing of a later SIGKILL.
     (tmp_path / "crash.txt").write_text(CRASH.format("the main"))
     crash = read_crash(tmp_path / "crash.txt")
@@ -115,7 +117,7 @@ def test_the_line_is_that_at_which_the_signal_hit_which_ended_the_rank(tmp_path:
     job = build_job(ranks, statuses={0: (-15, 3000), 1: (status, 2500)})
     job = replace(job, ranks=job.ranks | {1: replace(job.ranks[1], crash=crash)})
     finding = found_by("rank_killed", job)[0]
-    assert finding.culprit_call_sites[1].line == line
+    assert [site.line for site in finding.culprit_call_sites.values()] == ([line] if line else [])
     assert ("launch (/home/me/kernels.py:6) < <module>" in finding.evidence[0]) == (line == 6)
 
 
@@ -154,5 +156,38 @@ def test_the_oom_killer_outside_the_cgroup_is_named_by_the_kernels_log(
 def test_memory_that_was_nearly_full_before_a_kill_is_evidence(share: float, said: bool) -> None:
     ranks = ranks_in_step(2, 2)
     gradients(ranks[0], 2000, done=False)
-    job = build_job(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}, find_memory_use=lambda: {1: share})
+    use = MemoryUse(share=share)
+    job = build_job(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}, find_memory_use=lambda: {1: use})
     assert any("97 % of the memory" in fact for fact in found_by("rank_killed", job)[0].evidence) == said
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (MemoryUse(share=0.8, since_s=0.4, growth_per_s=0.5), "80 % of the memory"),
+        (MemoryUse(share=0.8, since_s=0.1, growth_per_s=0.5), ""),
+        (MemoryUse(share=0.8, since_s=9.0, growth_per_s=-0.5), ""),
+    ],
+)
+def test_memory_that_grew_to_the_limit_between_samples_is_evidence(use: MemoryUse, said: str) -> None:
+    ranks = ranks_in_step(2, 2)
+    gradients(ranks[0], 2000, done=False)
+    job = build_job(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}, find_memory_use=lambda: {1: use})
+    told = [fact for fact in found_by("rank_killed", job)[0].evidence if "of the memory" in fact]
+    assert [fact[:18] for fact in told] == ([said[:18]] if said else [])
+
+
+def test_kills_that_only_the_counter_of_the_host_shows_are_evidence() -> None:
+    ranks = ranks_in_step(2, 2)
+    gradients(ranks[0], 2000, done=False)
+    finding = found_by("rank_killed", build_job(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}, host_oom_kills=2))[0]
+    assert any("2 times on the hosts" in fact for fact in finding.evidence)
+    assert any("ran out of memory" in advice for advice in finding.advice)
+
+
+def test_the_line_of_the_last_record_is_not_sold_as_the_line_of_the_end() -> None:
+    ranks = ranks_in_step(2, 2)
+    gradients(ranks[0], 2000, done=False)
+    finding = found_by("rank_killed", build_job(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}))[0]
+    assert finding.culprit_call_sites == {}
+    assert "where it was is not known: its last record is at" in finding.evidence[0]

@@ -1,8 +1,13 @@
 """A rank made the call of its peers on the handle of another group."""
 
+from dataclasses import replace
+
+import pytest
+
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.verdict import decide
 from dtprof.records import events
+from dtprof.records.member_checksums import checksum_of
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, judge, pair
 
@@ -119,3 +124,21 @@ def test_a_call_on_the_group_of_the_epoch_before_is_on_the_wrong_group() -> None
         rank.op("all_reduce", 2100, group=groups[1 if rank.rank == 2 else 2], site=site, nbytes=8)
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("wrong-group", (2,), (0, 1))
+
+
+@pytest.mark.parametrize(("made", "severity", "culprits"), [((2, 3), "warning", (2, 3)), ((0, 1), "info", (2, 3))])
+def test_calls_on_the_group_of_others_are_a_warning_where_a_group_of_their_own_was_never_used(
+    made: tuple[int, ...], severity: str, culprits: tuple[int, ...]
+) -> None:
+    ranks = [RankBuilder(rank, 4) for rank in range(4)]
+    for rank in ranks:
+        line = rank.site("all_reduce", line=30)
+        if rank.rank > 1:
+            rank.span("outside_group", 200, 201, site=line)
+        else:
+            rank.op("all_reduce", 200, 209, group=rank.group("1", [0, 1]), site=line, nbytes=64)
+    job = build_job(ranks, exit_status=0, stalled=False)
+    states = {rank: replace(state, group_members=(checksum_of(made),)) for rank, state in job.ranks.items()}
+    (finding,) = found_by("wrong_group", replace(job, ranks=states))
+    assert (finding.kind, finding.severity, finding.culprit_ranks) == ("wrong-group", severity, culprits)
+    assert finding.culprit_call_sites[2].line == 30

@@ -3,8 +3,9 @@
 import argparse
 import sys
 
+from dtprof.diagnosis.measured_rates import RATES
 from tests.faults.generated.mutations import MUTATIONS
-from tests.faults.generated.scores import Rates, calibration, generate, rates_by_fault
+from tests.faults.generated.scores import Rates, calibration, generate, grades, rates_by_fault
 
 
 def main() -> int:
@@ -14,8 +15,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=tuple(MUTATIONS), default="", help="a class of fault")
     parser.add_argument("--wrong", type=int, default=0, metavar="N", help="show so many wrong verdicts")
+    parser.add_argument(
+        "--grades", action="store_true", help="show how often findings of each kind and grade are right"
+    )
     options = parser.parse_args()
-    cases = list(generate(options.count, options.seed, only=options.only))
+    rates = {} if options.grades else RATES
+    cases = list(generate(options.count, options.seed, only=options.only, rates=rates))
+    if options.grades:
+        for (kind, grade), (count, right) in sorted(grades(cases).items()):
+            # One right and one wrong more than seen: of few findings little is known.
+            print(f'    ("{kind}", {grade:g}): {(right + 1) / (count + 2):.2f},  # {right} of {count}')
+        return 0
     whole = Rates()
     print(f"{'fault':28} {'n':>5} {'kind':>6} {'ranks':>6} {'line':>6}  said instead")
     for fault, rates in rates_by_fault(cases).items():

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dtprof.diagnosis.findings import Finding, Verdict
+from dtprof.diagnosis.measured_rates import RATES
+from dtprof.diagnosis.measured_rates import Rates as MeasuredRates
 from dtprof.diagnosis.verdict import decide
 from tests.faults.generated.machine import Machine, Plan
 from tests.faults.generated.mutations import MUTATIONS, NotHereError, Truth
@@ -73,11 +75,12 @@ class Rates:
             self.confused[case.first.kind if case.first is not None else "nothing found"] += 1
 
 
-def generate(count: int, seed: int, *, only: str = "") -> Iterator[Case]:
+def generate(count: int, seed: int, *, only: str = "", rates: MeasuredRates = RATES) -> Iterator[Case]:
     """Give so many faulty programs, class by class in turn, each with its sound twin.
 
     Parameters:
         only: a class of fault; empty for all.
+        rates: how often findings are right by class of evidence; without them they have the grades of rules.
     """
     names = [only] if only else list(MUTATIONS)
     templates = list(TEMPLATES)
@@ -94,14 +97,25 @@ def generate(count: int, seed: int, *, only: str = "") -> Iterator[Case]:
         except NotHereError:
             continue
         made += 1
-        yield Case(template, fault, number, None, _judge(write(template, random.Random(drawn)), number))
-        yield Case(template, fault, number, truth, _judge(plan, number))
+        yield Case(template, fault, number, None, _judge(write(template, random.Random(drawn)), number, rates))
+        yield Case(template, fault, number, truth, _judge(plan, number, rates))
 
 
-def _judge(plan: Plan, number: int) -> Verdict:
+def _judge(plan: Plan, number: int, rates: MeasuredRates) -> Verdict:
     machine = Machine(plan, number)
     machine.run()
-    return decide(machine.job())
+    return decide(machine.job(), rates)
+
+
+def grades(cases: list[Case]) -> dict[tuple[str, float], tuple[int, int]]:
+    """Return, by kind and grade of the first finding: how many there are, and how many are right."""
+    found: dict[tuple[str, float], tuple[int, int]] = {}
+    for case in cases:
+        if case.first is not None:
+            key = case.first.kind, round(case.first.confidence, 2)
+            count, right = found.get(key, (0, 0))
+            found[key] = count + 1, right + (case.kind_right and case.culprits_right)
+    return found
 
 
 def rates_by_fault(cases: list[Case]) -> dict[str, Rates]:

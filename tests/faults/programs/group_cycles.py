@@ -1,6 +1,7 @@
-"""Orders of more than two groups that form a ring, and pass because calls are asynchronous; and sound orders beside them.
+"""Orders of more than two groups that form a ring, and pass because calls are asynchronous; and sound orders.
 
-Frozen before they were first run; `docs/explanation/measurements/verdicts.md` gives the rate at first sight.
+Frozen before they were first run; `docs/explanation/measurements/verdicts.md` gives the rate at first sight. A
+barrier that met another operation was mended since.
 """
 
 import threading
@@ -94,7 +95,7 @@ def a_ring_of_barriers_once_at_the_end(rank: int) -> None:
             dist.all_reduce(torch.ones(4), group=edges[i])
     first, second = edges[rank], edges[(rank - 1) % 3]
     leaving = dist.barrier(group=first, async_op=True)  # here
-    dist.all_reduce(torch.ones(1), group=second, async_op=True).wait()
+    dist.barrier(group=second, async_op=True).wait()
     leaving.wait()
 
 
@@ -121,9 +122,7 @@ def rows_and_columns_by_turns(rank: int) -> None:
     columns = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     for step in range(4):
         groups = (rows[rank // 2], columns[rank % 2])
-        works = [
-            dist.all_reduce(torch.ones(4), group=g, async_op=True) for g in (groups if step % 2 else groups[::-1])
-        ]
+        works = [dist.all_reduce(torch.ones(4), group=g, async_op=True) for g in (groups if step % 2 else groups[::-1])]
         for work in works:
             work.wait()
 

@@ -1,7 +1,7 @@
-"""Ranks that are stopped, killed or crash away from their last record: the exact line, or none; and sound ones beside them.
+"""Ranks that are stopped, killed or crash away from their last record: the exact line, or none; and sound ones.
 
-Frozen before they were first run; `docs/explanation/measurements/verdicts.md` gives the rate at first sight. `# not here`
-marks the line of the last record, at which nothing happened.
+Frozen before they were first run; `docs/explanation/measurements/verdicts.md` gives the rate at first sight. `# not
+here` marks the line of the last record, at which nothing happened.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ def stopped_while_it_counts_words(rank: int) -> None:
             end = time.monotonic() + 30
             words = 0
             while time.monotonic() < end:  # here
-                words += len("a word or two".split())  # here
+                words += len(str(words))  # here
 
 
 @faulty("rank-frozen", 2)
@@ -204,7 +204,7 @@ def a_worker_process_that_crashes_and_is_started_again(rank: int) -> None:
 
 
 @healthy()
-def ignored_signals(rank: int) -> None:
+def ignored_signals(_: int) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for _ in range(3):
@@ -214,7 +214,7 @@ def ignored_signals(rank: int) -> None:
 
 
 @healthy()
-def faulthandler_with_a_file_of_its_own(rank: int) -> None:
+def faulthandler_with_a_file_of_its_own(_: int) -> None:
     with Path(tempfile.gettempdir(), f"stacks-{os.getpid()}").open("w") as file:
         faulthandler.enable(file)
         faulthandler.register(signal.SIGUSR2, file)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtprof.records.nodes import node_reader, node_samples
-from dtprof.records.nodes.node_reader import newest_resident, rate, read_node_samples
+from dtprof.records.nodes.node_reader import memory_shares, newest_resident, rate, read_node_samples
 from dtprof.records.nodes.node_samples import HOST, Sample, SampleFile, thin
 
 SECOND = 1_000_000_000
@@ -147,3 +147,21 @@ def test_of_many_samples_some_at_even_distances_are_read_with_the_first_and_the_
     assert (seconds[0] < 5, seconds[-1] > 2900) == (True, True)
     assert np.diff(seconds).max() <= 2 * np.diff(seconds).min()
     assert rate(samples.host, "cpu_busy_s") == pytest.approx(1.0)  # totals survive
+
+
+def test_the_share_of_memory_is_that_of_the_host_or_of_the_limit_which_is_fuller(node: Path) -> None:
+    file = SampleFile(node, {"boot_id": "b", "memory_bytes": 1000, "cgroup_limit_bytes": 100})
+    used = {
+        "memory_used_bytes": (500.0, 900.0),
+        "cgroup_memory_bytes": (80.0, 90.0),
+        "cgroup_reclaimable_bytes": (10.0, 80.0),
+    }
+    names = [field.name for field in node_samples.HOST]
+    for t_s in (1, 2):
+        host = list(sample(t_s).host)
+        for name, values in used.items():
+            host[names.index(name)] = values[t_s - 1]
+        file.append(replace(sample(t_s), host=host))
+    times, shares = memory_shares(node.parent)["b"]
+    assert times.tolist() == [SECOND, 2 * SECOND]
+    assert shares.tolist() == [0.7, 0.9]

@@ -15,7 +15,17 @@ WORDS = (
     *("Killed", "oom", "OOM", "srun:", "slurmstepd", "local_rank", "Traceback", 'File "', "Error", "Exception", "NVRM"),
     *("trace cache", "worker group", "Setting OMP_NUM", "terminate called", "Segmentation fault", "across cluster"),
     *("world_size", "Starting elastic", "CANCELLED", "Fatal", "FingerPrint", "FullMesh", "mpirun", "MPI_ABORT"),
-    *("Child process with PID", "params["),
+    *(
+        "Child process with PID",
+        "params[",
+        "emory limit",
+        "MEMLIMIT",
+        "job killed: ",
+        "hard limit",
+        "sending SIG",
+        "running low on memory",
+        "emory pressure",
+    ),
 )
 BYTE_WORDS = tuple(word.encode() for word in WORDS)
 
@@ -157,7 +167,13 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
         "oom-kill",
         re.compile(
             r"\boom-kill:constraint|OOMKilled|Out of memory: Kill(?:ed)? process|killed by the (?:cgroup )?OOM"
-            r"|Detected [1-9]\d* oom[-_]kill|OOM[- ]Killed|\boom_reaper",
+            r"|Detected [1-9]\d* oom[-_]kill|OOM[- ]Killed|\boom_reaper"
+            # Slurm before 20, LSF, PBS, Grid Engine, HTCondor; systemd-oomd and earlyoom; Ray.
+            r"|exceeded (?:job )?memory limit.{0,40}being killed|Exceeded job memory limit|TERM_MEMLIMIT"
+            r"|job killed: p?v?mem \d+\w+ exceeded|exceeds job hard limit \"[hs]_(?:vmem|rss|data)\""
+            r"|gone over memory limit of|systemd-oomd.{0,20}: Killed .{0,200}due to memory"
+            r"|sending SIG(?:TERM|KILL) to process \d+ uid"
+            r"|killed due to (?:the node running low on memory|memory pressure)",
             re.IGNORECASE,
         ),
     ),
