@@ -193,7 +193,9 @@ def test_verdict_is_renewed_between_drawings_and_another_one_has_the_pages_drawn
     clock.now += DIAGNOSE_EVERY_S
     news = feed.since(version)
     assert (news["version"], feed._refresh_interval.is_due) == (version, False)
-    assert news["status"]["text"].endswith("figures as of step 8 (7 s ago), verdict as of step 9 (0 s ago)")
+    assert news["status"]["text"].endswith(
+        f"figures as of step 8 ({DIAGNOSE_EVERY_S:.0f} s ago), verdict as of step 9 (0 s ago)"
+    )
     outcomes.append("risk")
     for _ in range(2):
         clock.now += DIAGNOSE_EVERY_S

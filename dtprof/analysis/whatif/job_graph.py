@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dtprof.analysis.whatif.operation_graph import STRUCTURE, Kind, OperationGraph
+from dtprof.analysis.whatif.random_draws import RandomDraws
 from dtprof.analysis.whatif.rank_line import LABELS, RankLine
 from dtprof.analysis.whatif.replay import Dependencies, Floats
 from dtprof.interning import Interned
@@ -157,11 +158,11 @@ def _redraw(
     stratum = np.concatenate(strata)
     in_turn = np.argsort(stratum, kind="stable")
     woken = [chain[line.waits_for >= 0] for line, chain in zip(lines, chains, strict=True)]
-    random = np.random.default_rng(_SEED)
+    random = RandomDraws(_SEED)
     drawn = []
     for _ in range(DRAWS):
         modelled = durations.copy()
-        at_random = np.lexsort((random.random(len(rows)), stratum))
+        at_random = np.lexsort((random.draw((len(rows),)), stratum))
         modelled[rows[in_turn]] = means[in_turn] * shares[at_random]
         for waits in woken:
             if len(waits):

@@ -34,6 +34,7 @@ from dtprof.analysis.whatif.fixes import (
     overlap_fully,
 )
 from dtprof.analysis.whatif.operation_graph import OperationGraph
+from dtprof.analysis.whatif.random_draws import RandomDraws
 from dtprof.analysis.whatif.replay import Floats
 from dtprof.analysis.whatif.replayed_steps import ReplayedStep, draw_graph_step, draw_plan_step
 from dtprof.analysis.whatif.schedule_fixes import FIXED, PipelineTimes
@@ -352,7 +353,7 @@ def _replay_scenarios(
         replayed = graph if not overlaps else graph.depending_on(overlap_fully(graph))
         columns = [one.durations for one in (changed[i] for i in some) if isinstance(one, _Changed)]
         steps |= dict(zip(some, replayed.replay_steps(columns).T, strict=True))
-    draws = np.random.default_rng(_SEED).integers(len(before), size=(2, RESAMPLED, len(before)))
+    draws = RandomDraws(_SEED).draw((2, RESAMPLED, len(before)), below=len(before))
     scenarios = []
     for i, (fixes, one) in enumerate(zip(chosen, changed, strict=True)):
         names = tuple(map(str, fixes))

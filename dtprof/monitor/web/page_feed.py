@@ -30,7 +30,7 @@ from dtprof.report.pages.page_dashboard import Dashboard
 from dtprof.report.pages.page_documents import Document, render_page
 
 POLL_EVERY_S = 0.5
-REFRESH_EVERY_S, REFRESH_SHARE = 4.0, 0.015
+REFRESH_EVERY_S, REFRESH_SHARE = 4.4, 0.015
 """How often the figures of the open page are redrawn, and the share of the time that may take."""
 DETAIL_EVERY_S, DETAIL_SHARE = 30.0, 0.0015
 """The same for figures of single operations: timelines, schedules, the critical path, traffic, memory."""
@@ -39,7 +39,7 @@ TURN_SHARE = 0.1
 TURN_EVERY_S = 1.0
 DIAGNOSE_SHARE = 0.007
 """Share of the time for the verdict while the state of the job does not change."""
-DIAGNOSE_EVERY_S = 7.0
+DIAGNOSE_EVERY_S = 7.5
 AT_ONCE_S = 0.6
 """How long an answer waits for work that has just been started, so that quick work is part of the same answer."""
 WATCHED_S = 5.0
@@ -153,6 +153,7 @@ class Feed:
         self._pages_drawn: dict[str, int] = {}  # by page, of which version it is
         self._version = 0
         self._has_news = self._has_turned = True
+        self._has_new_verdict = False  # one that the pages do not show yet
         self._how: tuple[object, ...] = ()
         self._drawing: Future[_Drawing] | None = None
         self._diagnosing: Future[_Diagnosed] | None = None
@@ -236,8 +237,9 @@ class Feed:
         ends = self._snapshot.has_ended and not had_ended
         self._has_turned |= self._turns(self._snapshot)
         self._has_news |= self._snapshot.has_moved or self._has_turned
-        is_due = self._refresh_interval.is_due or (self._has_turned and self._turn_interval.is_due) or ends
-        if self._has_news and is_due and self._drawing is None:
+        is_urgent = (self._has_turned or self._has_new_verdict) and self._turn_interval.is_due
+        is_due = self._refresh_interval.is_due or is_urgent or ends
+        if (self._has_news or self._has_new_verdict) and is_due and self._drawing is None:
             self._begin_drawing()
             self._take_drawing(wait_s=AT_ONCE_S)
         self._renew_verdict(self._snapshot)
@@ -266,7 +268,7 @@ class Feed:
             self._gone = error
             return
         self._diagnose_interval.charge(found.taken_s, since=self._diagnosis_started.at)
-        self._has_turned |= self._verdict is None or _essence(found.verdict) != _essence(self._verdict)
+        self._has_new_verdict |= self._verdict is None or _essence(found.verdict) != _essence(self._verdict)
         self._verdict, self._diagnosed = found.verdict, self._diagnosis_started
 
     def _to_diagnose(self, summary: Summary) -> Callable[[], _Diagnosed]:
@@ -282,7 +284,7 @@ class Feed:
         """Start drawing the newest steps, or all steps of a job that has ended."""
         snapshot = self._snapshot
         diagnoses = self._has_turned
-        self._has_news = self._has_turned = False
+        self._has_news = self._has_turned = self._has_new_verdict = False
         self._started = _AsOf(step=snapshot.step if snapshot is not None else 0, at=self._clock())
         window = None if snapshot is not None and snapshot.has_ended else self._monitor.window.frozen()
         self._watched = {page: at for page, at in self._watched.items() if self._clock() - at <= WATCHED_S}
