@@ -54,6 +54,7 @@ from dtprof.analysis.steps.throughput import measure_throughput
 from dtprof.analysis.stragglers.device_clocks import DeviceClock, RankDevice, list_losses, measure_clocks
 from dtprof.analysis.stragglers.straggler_ranks import SlackOf, bin_width, find_stragglers
 from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
+from dtprof.columns import median, percentiles
 from dtprof.intervals import Column
 from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, worst_error_ns
 from dtprof.job.groups import Channel
@@ -284,14 +285,14 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
             groups,
             sites,
             num_steps=num_steps,
-            step_ns=int(np.median(durations)) if len(durations) else None,
+            step_ns=int(median(durations)) if len(durations) else None,
         ),
         throughput=throughput,
         serialised=find_serialised(
             [reduction.serialised for reduction in reductions],
             groups,
             num_steps=num_steps,
-            step_ns=int(np.median(durations)) if len(durations) else None,
+            step_ns=int(median(durations)) if len(durations) else None,
         ),
         exchanges=measure_balance({reduction.rank: reduction.exchanges for reduction in reductions}, groups),
         clocks=_list_clocks(surveys),
@@ -317,7 +318,7 @@ def _list_clocks(surveys: Surveys) -> tuple[ClockResult, ...]:
         (fact.first_ns + fact.last_ns) // 2 for fact in surveys.facts if boots[fact.rank] in surveys.clocks.errors_ns
     ]
     hosts = {boots[fact.rank]: fact.host for fact in reversed(surveys.facts)}
-    return list_clocks(surveys.clocks, hosts, int(np.median(middle)) if middle else 0)
+    return list_clocks(surveys.clocks, hosts, int(median(middle)) if middle else 0)
 
 
 def _device_times(facts: Sequence[RankFacts]) -> DeviceTimes:
@@ -326,7 +327,7 @@ def _device_times(facts: Sequence[RankFacts]) -> DeviceTimes:
     return DeviceTimes(
         ranks=tuple(errors),
         error_ns=max(errors.values(), default=None),
-        host_lead_ns=int(np.median(leads)) if leads else None,
+        host_lead_ns=int(median(leads)) if leads else None,
     )
 
 
@@ -404,8 +405,8 @@ def _durations(steps: Iterable[RankSteps], used: MeasuredSteps) -> Column:
 def _spread(durations: Column) -> Spread | None:
     if not len(durations):
         return None
-    p10, median, p90 = np.percentile(durations, (10, 50, 90))
-    return Spread(median=round(median), p10=round(p10), p90=round(p90))
+    p10, p50, p90 = percentiles(durations, (10, 50, 90))
+    return Spread(median=round(p50), p10=round(p10), p90=round(p90))
 
 
 def _series(own: RankSteps) -> StepSeries:
@@ -466,7 +467,7 @@ def _stragglers(
         [reduction.waits for reduction in reductions if reduction.waits is not None],
         used=(used.first, used.last),
         width=width,
-        step_ns=max(1, round(float(np.median(durations)))),
+        step_ns=max(1, round(median(durations))),
         stages={rank: own.pipeline.stages for rank, own in pipelines.items()},
         hosts={fact.rank: fact.host for fact in facts},
         clocks=device_clocks,

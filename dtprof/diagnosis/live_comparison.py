@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import assemble_job
@@ -155,7 +156,7 @@ class LiveComparison:
         rows = select(rows, rows["kind"] != codes.POINT_TO_POINT)
         groups = _numbered(rank, rows)
         # A call that was refused takes no position in the back end: those after it cannot be counted from here.
-        for number in np.unique(groups[(rows["state"] == codes.FAILED) & (groups >= 0)]).tolist():
+        for number in distinct(groups[(rows["state"] == codes.FAILED) & (groups >= 0)]).tolist():
             self._groups[number].closed = True
         compared = np.array([not group.closed for group in self._groups] + [False])[groups]
         table = compare_columns(select(rows, compared), rank.tables, POSITION, steppers=rank.steppers)

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct, is_any, median
 from dtprof.intervals import Column
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import FAR, Matched, split
 from dtprof.job.groups import Channel
-from dtprof.job.sound_records import is_any, stride_of
+from dtprof.job.sound_records import stride_of
 from dtprof.records import codes
 from dtprof.records.events import FROM_ROOT, TO_ROOT
 from dtprof.records.nodes.host_clocks import MAX_DRIFT_PPM, WANDER_PPM, HostClock
@@ -221,10 +222,10 @@ class _Bounds:
         edges = np.linspace(self.at.min(), self.at.max(), MAX_WINDOWS + 1)
         window = np.clip(np.searchsorted(edges, self.at, "right") - 1, 0, MAX_WINDOWS - 1)
         chosen = []
-        for number in np.unique(window).tolist():
+        for number in distinct(window).tolist():
             inside = np.flatnonzero(window == number)
             chosen += [inside[np.argmax(self.least[inside])], inside[np.argmin(self.most[inside])]]
-        kept = np.unique(chosen)
+        kept = distinct(np.asarray(chosen, np.int64))
         return _Bounds(at=self.at[kept], least=self.least[kept], most=self.most[kept])
 
 
@@ -276,7 +277,7 @@ def fit_line(bounds: _Bounds, span: tuple[float, float], *, drift: float = 0.0) 
     finite = np.concatenate((bounds.least[np.isfinite(bounds.least)], bounds.most[np.isfinite(bounds.most)]))
     if not np.isfinite(bounds.least).any() or not np.isfinite(bounds.most).any():
         return Line(at_ns=middle, error_ns=np.inf), 0.0
-    center = float(np.median(finite))
+    center = median(finite)
     at, least, most = bounds.at - middle, bounds.least - center, bounds.most - center
 
     def room(slope: float) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.columns import distinct
 from dtprof.intervals import Column
 
 
@@ -27,7 +28,7 @@ class ClockErrors:
         """Return the largest error between any two of these ranks; 0 where they share one clock."""
         if len(self.error_ns) < 2 or not len(self.clock):
             return 0
-        clocks = np.unique(self._clock_of(np.fromiter(ranks, np.int64)))
+        clocks = distinct(self._clock_of(np.fromiter(ranks, np.int64)))
         known = clocks[clocks >= 0]
         return int(np.sort(self.error_ns[known])[-2:].sum()) if len(known) > 1 else 0
 

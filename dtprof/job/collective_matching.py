@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dtprof.columns import distinct
 from dtprof.interning import Interned
 from dtprof.intervals import Column
 from dtprof.job.api_names import Apis
@@ -409,7 +410,7 @@ def merge(a: Array, b: Array) -> Array:
     """Return the instances of both tables, each sorted by sequence number without repeats."""
     if len(a) == len(b) and np.array_equal(a["seq"], b["seq"]):
         return _combine(a, b)
-    seqs = np.union1d(a["seq"], b["seq"])
+    seqs = distinct(np.concatenate((a["seq"], b["seq"])))
     return _combine(_expand(a, seqs), _expand(b, seqs))
 
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from dtprof.columns import distinct, is_any, median
 from dtprof.intervals import NONE, Column, Intervals, Mask, accumulate_maximum, pair, union
-from dtprof.job.sound_records import is_any
 from dtprof.records import codes, events
 from dtprof.records.tables import SPAN, UNKNOWN_NS, Array, RankTables, join, select
 
@@ -32,7 +32,7 @@ def place_on_device(tables: RankTables) -> RankTables:
         return tables
     kind = intervals["kind"]
     phases = select(intervals, kind == codes.DEVICE_PHASE)
-    computes = is_any(intervals["stream"], np.unique(phases["stream"]).tolist())
+    computes = is_any(intervals["stream"], distinct(phases["stream"]).tolist())
     if not len(phases):
         computes[:] = True
     about = intervals["row"] >= 0
@@ -45,7 +45,7 @@ def place_on_device(tables: RankTables) -> RankTables:
     spans = _place_spans(tables, phases)
     marks = _list_marks(select(intervals, computes))
     _place_unmarked(operations, marks)
-    error_ns = int(np.median(intervals["error_ns"]))
+    error_ns = int(median(intervals["error_ns"]))
     bound = _find_host_bound(marks, error_ns)
     ops = tables.ops
     if len(bound) and len(spans):
@@ -57,7 +57,7 @@ def place_on_device(tables: RankTables) -> RankTables:
         operations=select(operations, np.argsort(operations["issued_ns"], kind="stable")),
         spans=select(spans, np.argsort(spans["begin_ns"], kind="stable")),
         device_error_ns=error_ns,
-        host_lead_ns=int(np.median(marks[:, 1] - marks[:, 0])) if len(marks) else None,
+        host_lead_ns=int(median(marks[:, 1] - marks[:, 0])) if len(marks) else None,
     )
 
 

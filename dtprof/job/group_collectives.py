@@ -11,10 +11,10 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct, is_any
 from dtprof.intervals import Column, Mask
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation, RankCollectives, Ranks
-from dtprof.job.sound_records import is_any
 from dtprof.records import codes
 from dtprof.records.events import FROM_ROOT, TO_ROOT
 from dtprof.records.tables import Array, RankTables, Site, select
@@ -210,7 +210,7 @@ def mix(*values: npt.ArrayLike) -> Numbers:
 def _balances(rows: Array, tables: RankTables, *, exchanges: Mask, newest: int) -> Numbers:
     """Return sent less expected bytes of each exchange, which sum to 0 where all pairs agree."""
     balances = np.zeros(len(rows), np.uint64)
-    for number in np.unique(rows["group"][exchanges]).tolist():
+    for number in distinct(rows["group"][exchanges]).tolist():
         group = tables.groups.get(number)
         if group is None or tables.rank not in group.ranks:
             continue

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.columns import is_any
 from dtprof.intervals import Column, Mask
-from dtprof.job.sound_records import is_any, sound_operations, sound_spans
+from dtprof.job.sound_records import sound_operations, sound_spans
 from dtprof.records.tables import Array, RankTables, join, select
 
 MAX_ROWS = 1 << 14

@@ -3,12 +3,11 @@
 A file cut short or damaged may hold any value; what cannot be a time is left out here, and counted.
 """
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection
 
 import numpy as np
-import numpy.typing as npt
 
+from dtprof.columns import is_any
 from dtprof.intervals import Column, Intervals, Mask, pair
 from dtprof.records import codes
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
@@ -63,22 +62,6 @@ def spans_of_any(spans: Array, tables: RankTables, phases: Collection[str], stat
     chosen = is_any(spans["op"], ids) & is_any(spans["state"], states)
     chosen &= spans["end_ns"] != UNKNOWN_NS
     return select(spans, chosen)
-
-
-def is_any(column: npt.NDArray[np.integer[Any]], values: Iterable[int]) -> Mask:
-    """Say which rows hold one of a few values, as np.isin does, which takes longer for short columns."""
-    found = np.zeros(len(column), np.bool_)
-    for value in values:
-        found |= column == value
-    return found
-
-
-def is_among(column: Column, values: Column) -> Mask:
-    """Say which rows hold one of many values, which are sorted; at once where the column is just these."""
-    if not len(values) or np.array_equal(column, values):
-        return np.full(len(column), len(values) > 0)
-    found: Mask = values[np.minimum(np.searchsorted(values, column), len(values) - 1)] == column
-    return found
 
 
 def times_of(spans: Array) -> Intervals:

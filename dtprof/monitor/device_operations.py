@@ -6,6 +6,7 @@ The record of an operation settles when its call has returned; when its device c
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct
 from dtprof.records import codes
 from dtprof.records.run_follower import Growth
 from dtprof.records.tables import OPERATION, Array, join, select
@@ -43,7 +44,7 @@ class OpenDeviceOperations:
         ended = _of_operations(tables.device_intervals)
         self._ended = np.concatenate((self._ended, _keys(ended, ended["flags"] & codes.DEVICE_P2P != 0)))
         collectives = ended[ended["flags"] & codes.DEVICE_P2P == 0]
-        for group in np.unique(collectives["group"]).tolist():
+        for group in distinct(collectives["group"]).tolist():
             newest = int(collectives["seq"][collectives["group"] == group].max())
             self._newest[group] = max(self._newest.get(group, -1), newest)
         self._step = max(self._step, int(ended["step"].max(initial=0)))

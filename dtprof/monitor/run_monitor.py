@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from dtprof.analysis.rank_exits import STOPPED
 from dtprof.analysis.results import StragglerResult, Summary
 from dtprof.analysis.whatif.advice import summarise_advised
+from dtprof.columns import distinct
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch, list_reported
 from dtprof.formatting import format_count, format_ns, list_ranks
 from dtprof.job.stalls import (
@@ -167,7 +166,7 @@ class Monitor:
                 (growth.open_spans, "begin_ns"),
             )
             for rows, column in parts:
-                started.setdefault(known.boot_id, set()).update(np.unique(rows[column] // INTERVAL_NS).tolist())
+                started.setdefault(known.boot_id, set()).update(distinct(rows[column] // INTERVAL_NS).tolist())
         for boot, intervals in started.items():
             self._pauses.setdefault(boot, Pauses()).add(sorted(intervals))
 

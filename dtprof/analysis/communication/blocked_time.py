@@ -16,8 +16,8 @@ import numpy as np
 
 from dtprof.analysis.steps.phase_intervals import BUSY
 from dtprof.analysis.steps.step_boundaries import RankSteps
+from dtprof.columns import is_any
 from dtprof.intervals import NONE, Column, Intervals, Mask, measure_before, pair, subtract, union
-from dtprof.job.sound_records import is_any
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
 

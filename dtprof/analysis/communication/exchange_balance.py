@@ -12,6 +12,7 @@ import numpy as np
 
 from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.results import ExchangeBalance, ExchangeMember, GroupResult
+from dtprof.columns import distinct
 from dtprof.intervals import Column, Mask
 from dtprof.job.group_collectives import SPLIT, find_common
 from dtprof.job.groups import GroupId
@@ -98,7 +99,7 @@ def _balance(name: str, axis: str | None, ranks: Sequence[int], common: Sequence
     load = np.where(received.max(axis=0) >= sent.max(axis=0), received, sent)  # both sides sum up to the same
     total = load.sum()
     busiest = int(np.argmax(load.sum(axis=1)))
-    steps = max(1, len(np.unique(common[0]["step"])))
+    steps = max(1, len(distinct(common[0]["step"])))
     return ExchangeBalance(
         group=name,
         axis=axis,

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.communication.blocked_time import Blocked
+from dtprof.columns import is_any
 from dtprof.intervals import Column, Intervals, Mask, cover
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import Matched, duration_of
 from dtprof.job.device_timeline import is_placed
-from dtprof.job.sound_records import is_any
 from dtprof.records.events import FROM_ALL, FROM_ROOT, TO_ROOT
 from dtprof.records.tables import UNKNOWN_NS, Array
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from dtprof.analysis.communication.rank_pairs import RankPairs, pair_ranks
 from dtprof.analysis.results import GroupLateness, Summary
+from dtprof.columns import percentiles
 from dtprof.intervals import Column
 from dtprof.job.collective_matching import FAR, OperationInstances
 
@@ -55,7 +56,7 @@ def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:
                 group=channel.group.name,
                 ranks=channel.group.ranks,
                 last=dict(zip(who.tolist(), count.tolist(), strict=True)),
-                spread_ns=tuple(int(value) for value in np.percentile(spread, QUANTILES)),
+                spread_ns=tuple(int(value) for value in percentiles(spread, QUANTILES)),
                 count=int(whole.sum()),
             )
         )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps
+from dtprof.columns import median
 from dtprof.intervals import Column
 from dtprof.records import events
 from dtprof.records.tables import RankTables
@@ -60,7 +61,7 @@ def _judge(name: str, steps: Column, values: Column) -> MemoryGrowth | None:
         leaks = False
         if later is not None:
             grown = later[0] * float(steps[-1] - steps[half])
-            is_large = grown >= max(MIN_GROWTH_BYTES, MIN_GROWTH * float(np.median(values)))
+            is_large = grown >= max(MIN_GROWTH_BYTES, MIN_GROWTH * median(values))
             leaks = is_large and low > 0 and later[1] > 0
     return MemoryGrowth(
         sample=name, bytes_per_step=middle, low_bytes_per_step=low, high_bytes_per_step=high, leaks=leaks

@@ -8,6 +8,7 @@ import numpy as np
 from dtprof.analysis.memory.rank_memory import find_fragmentation, find_largest
 from dtprof.analysis.rank_reductions import RankFacts
 from dtprof.analysis.steps.phase_series import StepPhases
+from dtprof.columns import distinct
 from dtprof.intervals import Column
 from dtprof.records import events
 from dtprof.records.tables import RankTables
@@ -59,7 +60,7 @@ def follow_memory(tables: RankTables) -> RankMemory:
     """Return the time series of each sample of one rank."""
     samples = tables.samples
     series: dict[str, SampleSeries] = {}
-    for op in np.unique(samples["op"]).tolist():
+    for op in distinct(samples["op"]).tolist():
         if op >= len(tables.ops) or not tables.ops[op].endswith("_bytes"):
             continue
         rows = samples[samples["op"] == op]
@@ -70,7 +71,7 @@ def follow_memory(tables: RankTables) -> RankMemory:
 
 def _thin(t_ns: Column, step: Column, value: Column) -> SampleSeries:
     if len(t_ns) > MAX_POINTS:
-        starts = np.unique(np.linspace(0, len(t_ns), MAX_POINTS + 1).astype(np.int64))[:-1]
+        starts = distinct(np.linspace(0, len(t_ns), MAX_POINTS + 1).astype(np.int64))[:-1]
         ends = np.append(starts[1:], len(t_ns))
         chosen = np.array([a + int(np.argmax(value[a:b])) for a, b in zip(starts, ends, strict=True)])
         t_ns, step, value = t_ns[chosen], step[chosen], value[chosen]

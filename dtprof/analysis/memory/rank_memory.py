@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
+from dtprof.columns import distinct
 from dtprof.records import events
 from dtprof.records.tables import RankTables
 
@@ -15,7 +14,7 @@ PEAKS = (events.CUDA_PEAK_ALLOCATED_BYTES, events.PEAK_RSS_BYTES)
 def find_largest(tables: RankTables) -> dict[str, int]:
     """Return the largest value of each sample."""
     largest: dict[str, int] = {}
-    for op in np.unique(tables.samples["op"]).tolist():
+    for op in distinct(tables.samples["op"]).tolist():
         if op < len(tables.ops):
             value = int(tables.samples["value"][tables.samples["op"] == op].max())
             largest[tables.ops[op]] = max(value, largest.get(tables.ops[op], 0))

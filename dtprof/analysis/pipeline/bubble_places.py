@@ -19,8 +19,8 @@ from dtprof.analysis.pipeline.schedule_replay import (
     LOSS,
 )
 from dtprof.analysis.results import PipelineAction, PipelineStage, PipelineStep
+from dtprof.columns import distinct, is_any
 from dtprof.intervals import Column, Intervals
-from dtprof.job.sound_records import is_any
 from dtprof.records.tables import Array
 
 MAX_LISTED = 4096
@@ -59,7 +59,7 @@ class ActionTimes:
         num_steps = int(is_first.sum())
         self._sum(actions, idle, took, num_steps)
         tail = np.maximum(windows[place[is_last], 1] - done[is_last], 0)
-        for stage in np.unique(actions["stage"][is_last]).tolist():
+        for stage in distinct(actions["stage"][is_last]).tolist():
             own = actions["stage"][is_last] == stage
             row = self._sums.setdefault((stage, NO_MICROBATCH), np.zeros(len(TIMES) + 1))
             row[-1] += tail[own].sum() / num_steps
@@ -68,9 +68,7 @@ class ActionTimes:
         kinds = [is_any(actions["kind"], kinds) for kinds in TIMES.values()]
         # One number for stage and microbatch: np.unique takes ten times as long for pairs.
         width = int(actions["microbatch"].max()) + 2
-        pairs, number = np.unique(
-            actions["stage"] * np.int64(width) + actions["microbatch"] + 1, return_inverse=True
-        )
+        pairs, number = np.unique(actions["stage"] * np.int64(width) + actions["microbatch"] + 1, return_inverse=True)
         columns = [np.bincount(number[own], took[own], len(pairs)) for own in kinds]
         columns.append(np.bincount(number, idle, len(pairs)))
         for pair, row in zip(pairs.tolist(), np.stack(columns, axis=1) / num_steps, strict=True):

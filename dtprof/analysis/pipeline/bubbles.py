@@ -29,11 +29,12 @@ from dtprof.analysis.pipeline.schedule_replay import (
 )
 from dtprof.analysis.results import PipelineRank, PipelineResult, Summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
+from dtprof.columns import is_among, is_any
 from dtprof.formatting import list_ranks
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate, pair, subtract, union
 from dtprof.job.axes import is_clear
 from dtprof.job.rank_batches import RankBatch, Rows, batch_ranks, lay_out
-from dtprof.job.sound_records import ENDED, is_among, is_any, spans_of_any, stride_of, times_of
+from dtprof.job.sound_records import ENDED, spans_of_any, stride_of, times_of
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, Pipeline, RankTables, select
 

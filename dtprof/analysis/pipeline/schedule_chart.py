@@ -23,6 +23,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     list_acts,
 )
 from dtprof.analysis.results import Summary
+from dtprof.columns import distinct
 from dtprof.intervals import Column
 from dtprof.records.tables import Array
 
@@ -106,7 +107,7 @@ def chart_pipeline(members: Sequence[RankPipeline], summary: Summary) -> Pipelin
 
 
 def _shared_steps(members: Sequence[RankPipeline], used: tuple[int, int]) -> list[int]:
-    shared = set.intersection(*(set(np.unique(member.actions["step"]).tolist()) for member in members))
+    shared = set.intersection(*(set(distinct(member.actions["step"]).tolist()) for member in members))
     return sorted(step for step in shared if used[0] <= step <= used[1])
 
 

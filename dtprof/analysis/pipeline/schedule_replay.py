@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import is_among
 from dtprof.intervals import Column
-from dtprof.job.sound_records import is_among
 from dtprof.records.tables import Array, join, select
 
 FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)

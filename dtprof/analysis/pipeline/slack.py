@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dtprof.analysis.pipeline.bubbles import RankPipeline
 from dtprof.analysis.pipeline.schedule_replay import Act, replay_windows
+from dtprof.columns import distinct, median
 from dtprof.intervals import Column
 from dtprof.records.tables import Array
 
@@ -54,12 +55,12 @@ class Slack:
         others = [other for other in self._pipelines.values() if other is not own]
         alike = [other for other in others if (other.pipeline.stages == own.pipeline.stages) != whole_stage] or others
         took = _took(actions)
-        for kind in np.unique(actions["kind"]).tolist():
+        for kind in distinct(actions["kind"]).tolist():
             rows = actions["kind"] == kind
             means = [mean for mean in (self._means(other).get(kind) for other in alike) if mean]
             mean = float(took[rows].mean())
             if means and mean > 0:
-                took[rows] *= min(1.0, float(np.median(means)) / mean)
+                took[rows] *= min(1.0, median(means) / mean)
         return took
 
     def _means(self, member: RankPipeline) -> dict[int, float]:
@@ -79,7 +80,7 @@ def _took(actions: Array) -> Floats:
 
 def _compare(per_rank: Sequence[Array], shortened: Sequence[Floats]) -> tuple[Floats, Floats] | None:
     """Return by how much the actions of each step, and its window, get shorter; None without a replay."""
-    steps: Column = np.unique(per_rank[0]["step"])
+    steps: Column = distinct(per_rank[0]["step"])
     for actions in per_rank[1:]:
         steps = np.intersect1d(steps, actions["step"])
     sorted_by_step = [np.argsort(actions["step"], kind="stable") for actions in per_rank]

@@ -9,6 +9,7 @@ from dtprof.analysis.planning.layout_costs import SCHEDULES, Cluster
 from dtprof.analysis.planning.model_shapes import ModelShape, infer_shape
 from dtprof.analysis.planning.plans import Plans, make_plans
 from dtprof.analysis.results import Summary
+from dtprof.columns import median
 from dtprof.errors import UsageError
 
 LARGE_BYTES = 1 << 16
@@ -108,22 +109,22 @@ def measure_run(summary: Summary, model: ModelShape | None, sequence: int) -> Me
 def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     """Return medians of the measured figures over runs of one cluster."""
 
-    def median(values: Iterable[float | None]) -> float | None:
+    def known_median(values: Iterable[float | None]) -> float | None:
         return _median([value for value in values if value is not None])
 
     return Calibration(
-        flops_per_s=median(run.flops_per_s for run in runs),
-        link_bytes_per_s=median(run.link_bytes_per_s for run in runs),
-        network_bytes_per_s=median(run.network_bytes_per_s for run in runs),
-        parameters=median(run.parameters for run in runs),
+        flops_per_s=known_median(run.flops_per_s for run in runs),
+        link_bytes_per_s=known_median(run.link_bytes_per_s for run in runs),
+        network_bytes_per_s=known_median(run.network_bytes_per_s for run in runs),
+        parameters=known_median(run.parameters for run in runs),
         batch=next((run.batch for run in runs if run.batch), None),
-        other_bytes=max(0.0, median(run.other_bytes for run in runs) or 0.0),
+        other_bytes=max(0.0, known_median(run.other_bytes for run in runs) or 0.0),
         reasons=tuple(run.reason for run in runs if run.reason),
     )
 
 
 def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if values else None
+    return median(values) if values else None
 
 
 def _count_parameters(summary: Summary) -> float | None:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.analysis.results import PARTS, PartBand, RankResult, Spread
+from dtprof.columns import percentiles
 from dtprof.intervals import Column, Mask
 
 Sums = npt.NDArray[np.int64]
@@ -69,5 +70,5 @@ def list_bands(ranks: Sequence[RankResult], steps: StepParts | None) -> tuple[Pa
 
 
 def _spread(values: Sequence[int] | npt.NDArray[np.float64]) -> Spread:
-    p10, median, p90 = np.percentile(values, (10, 50, 90)).round().astype(np.int64).tolist()
+    p10, median, p90 = map(round, percentiles(values, (10, 50, 90)))
     return Spread(median=median, p10=p10, p90=p90)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from dtprof.analysis.placed_ranks import PlacedRank
 from dtprof.analysis.steps.step_partition import partition_phases
+from dtprof.columns import distinct
 from dtprof.intervals import Column
 
 MAX_POINTS = 200
@@ -29,7 +30,7 @@ def follow_phases(rank: PlacedRank) -> StepPhases | None:
     if not num_steps:
         return None
     parts = partition_phases(steps.windows, rank.phases)
-    starts = np.unique(np.linspace(0, num_steps, min(num_steps, MAX_POINTS) + 1).astype(np.int64))[:-1]
+    starts = distinct(np.linspace(0, num_steps, min(num_steps, MAX_POINTS) + 1).astype(np.int64))[:-1]
     ends = np.append(starts[1:], num_steps)
     return StepPhases(
         first=steps.numbers[starts],

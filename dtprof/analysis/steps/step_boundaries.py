@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dtprof.analysis.steps.step_periods import find_period_ends
+from dtprof.columns import distinct, is_any, median
 from dtprof.formatting import list_ranks
 from dtprof.intervals import NONE, Column, Intervals, pair, union
 from dtprof.job.rank_batches import RankBatch, batch_ranks
-from dtprof.job.sound_records import ENDED, is_any, spans_of, times_of
+from dtprof.job.sound_records import ENDED, spans_of, times_of
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
 
@@ -129,7 +130,7 @@ def _find_steps(batch: RankBatch, position: int, *, optimizer: Array, marks: Arr
         threads, counts = np.unique(data["thread"], return_counts=True)
         data = data[data["thread"] == threads[np.argmax(counts)]]
     if len(data) >= FEWEST_BATCHES:
-        ends = np.unique(data["begin_ns"])
+        ends = distinct(data["begin_ns"])
         return _steps(tables, ends, np.arange(1, len(ends) + 1), rule=DATA, threads=[data["thread"]])
     ends, thread = find_period_ends(batch.operations.of(position))
     return _steps(tables, ends, np.arange(1, len(ends) + 1), rule=OPERATIONS, threads=[thread[: len(ends)]])
@@ -155,7 +156,7 @@ def _steps(tables: RankTables, ends: Column, numbers: Column, *, rule: str, thre
         count=int(numbers[-1]) if len(numbers) else 0,
         numbers=numbers[1:][follows],
         windows=pair(ends[:-1][follows], ends[1:][follows]),
-        threads=tuple(int(thread) for thread in np.unique(np.concatenate(threads))),
+        threads=tuple(int(thread) for thread in distinct(np.concatenate(threads))),
         rule=rule,
         # The profiler writes what it saw in the step after the last.
         traced=tuple((window.first, window.last + 1) for window in tables.windows if window.begin_ns >= 0),
@@ -176,7 +177,7 @@ def _bursts(optimizer: Array, backward_begin: Column) -> tuple[Column, Column]:
     ends, numbers = ends[trained], numbers[trained]
     growing = np.diff(numbers) > 0
     if not growing.all() or not np.all(np.diff(ends) > 0):
-        ends = np.unique(ends)
+        ends = distinct(ends)
         numbers = np.arange(1, len(ends) + 1)
     return ends, numbers
 
@@ -236,10 +237,10 @@ def choose_steps(ranks: Sequence[RankSteps]) -> MeasuredSteps:
 
 def _find_longest_row(ranks: Sequence[RankSteps]) -> tuple[int, int, int]:
     """Return the longest row of steps that all ranks have, of several the last, and how many others they have."""
-    numbers = np.unique(ranks[0].numbers)
+    numbers = distinct(ranks[0].numbers)
     for steps in ranks[1:]:
         if not np.array_equal(steps.numbers, numbers):
-            numbers = np.intersect1d(numbers, steps.numbers)
+            numbers = np.intersect1d(numbers, distinct(steps.numbers), assume_unique=True)
     if not len(numbers):
         return 1, 0, 0
     begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 2) != 1)
@@ -278,5 +279,5 @@ def _warm_up(ranks: Sequence[RankSteps], first: int, last: int) -> int:
         total[numbers - first] += windows[:, 1] - windows[:, 0]
         present[numbers - first] += 1
     mean = total / np.maximum(present, 1)
-    is_slow = mean[: num_steps // 4] > WARM_UP_FACTOR * np.median(mean[num_steps // 2 :])
+    is_slow = mean[: num_steps // 4] > WARM_UP_FACTOR * median(mean[num_steps // 2 :])
     return int(np.argmin(np.r_[is_slow, False]))

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.analysis.results import StepSeries
+from dtprof.columns import distinct
 
 MAX_POINTS = 1500
 """Runs of more steps share points: a screen has no more pixels."""
@@ -37,7 +38,7 @@ class StepPoints:
 
 def align_steps(series: Sequence[StepSeries]) -> StepLanes:
     """Put the steps of ranks side by side."""
-    steps = np.unique(np.concatenate([np.asarray(part, np.int64) for part in {one.steps for one in series}]))
+    steps = distinct(np.concatenate([np.asarray(part, np.int64) for part in {one.steps for one in series}]))
     durations = np.full((len(series), len(steps)), np.nan)
     for row, one in zip(durations, series, strict=True):
         row[np.searchsorted(steps, one.steps)] = one.duration_ns
@@ -47,11 +48,11 @@ def align_steps(series: Sequence[StepSeries]) -> StepLanes:
 def reduce_steps(lanes: StepLanes) -> StepPoints:
     """Return the durations of neighbouring steps over all ranks, as many points as a screen shows."""
     length = len(lanes.steps)
-    edges = np.unique(np.linspace(0, length, min(length, MAX_POINTS) + 1).astype(np.int64))
+    edges = distinct(np.linspace(0, length, min(length, MAX_POINTS) + 1).astype(np.int64))
     widths = np.diff(edges)
     low, middle, high = np.empty((3, len(widths)))
     slowest = np.empty(len(widths), np.int64)
-    for width in np.unique(widths).tolist():  # two at most
+    for width in distinct(widths).tolist():  # two at most
         chosen = np.flatnonzero(widths == width)
         parts = lanes.durations[:, edges[chosen][:, np.newaxis] + np.arange(width)].swapaxes(0, 1)
         table = np.sort(parts.reshape(len(chosen), -1), axis=1)  # NaN sorts last

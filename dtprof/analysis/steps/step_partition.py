@@ -16,8 +16,8 @@ import numpy as np
 
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.steps.phase_intervals import ORDER
+from dtprof.columns import is_among
 from dtprof.intervals import NONE, Column, Intervals, intersect, paint, pair, share_out, union
-from dtprof.job.sound_records import is_among
 from dtprof.records import events
 
 _COVERED = (

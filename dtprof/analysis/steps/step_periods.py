@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dtprof.columns import distinct
 from dtprof.intervals import Column
 from dtprof.records.tables import UNKNOWN_NS, Array
 
@@ -41,7 +42,7 @@ def find_period_ends(operations: Array) -> tuple[Column, Column]:
     pauses = thread_ops["issued_ns"][1:] - left[:-1]
     pauses = pauses[: len(pauses) // period * period].reshape(-1, period)
     last = slice(int(np.argmax(np.median(pauses, axis=0))), None, period)
-    return np.unique(left[last]), thread_ops["thread"][last].astype(np.int64)
+    return distinct(left[last]), thread_ops["thread"][last].astype(np.int64)
 
 
 def _end_of_loop(likes: Column) -> int:

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from dtprof.analysis.results import Throughput
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
+from dtprof.columns import distinct, is_any
 from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Mask
 from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_replicas, is_clear
-from dtprof.job.sound_records import is_any
 from dtprof.records import events
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
@@ -100,7 +100,7 @@ def _find_unclear(tables: RankTables, own: RankSteps) -> frozenset[Sharing]:
     spans = tables.spans[(tables.spans["op"] == forward) & (tables.spans["end_ns"] != UNKNOWN_NS)]
     passes = np.stack([spans["begin_ns"], spans["end_ns"]], axis=1)
     inside = operations[chosen & exchanged & _is_inside(operations["issued_ns"], passes)]
-    for number, op, at in np.unique(inside[["group", "op", "site"]]).tolist():
+    for number, op, at in distinct(inside[["group", "op", "site"]]).tolist():
         site = tables.sites.get(at)
         if site is None or site.label is None or site.label.api in ("dtensor", "tp"):
             group, how = groups[number], f"{tables.ops[op]} in the forward pass"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.columns import median
 from dtprof.job.clock_alignment import Clocks
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.nodes.node_samples import THROTTLE_REASONS
@@ -48,7 +49,7 @@ class DeviceClock:
             others: the clocks of the other ranks' devices.
             surplus: what the work of the rank exceeds that of the others by, as a share of theirs.
         """
-        usual_mhz = float(np.median([other.mhz for other in others] or [np.nan]))
+        usual_mhz = median([other.mhz for other in others] or [np.nan])
         if not usual_mhz > 0 or self.mhz > (1 - MIN_DEFICIT) * usual_mhz:
             return None
         if usual_mhz / self.mhz - 1 < MIN_EXPLAINED * surplus:
@@ -101,4 +102,4 @@ def _find_clock(device: RankDevice, node: NodeSamples | None, clocks: Clocks) ->
     bits = chosen["throttle_reasons"]
     known = bits[np.isfinite(bits)].astype(np.int64)
     reasons = [name for mask, name in THROTTLE_REASONS.items() if len(known) and ((known & mask) != 0).mean() > 0.5]
-    return DeviceClock(mhz=float(np.median(chosen["sm_clock_mhz"])), reasons=tuple(reasons))
+    return DeviceClock(mhz=median(chosen["sm_clock_mhz"]), reasons=tuple(reasons))

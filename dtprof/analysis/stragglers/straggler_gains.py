@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.stragglers.blame import Cells, WaitGraph, beyond_the_others, exceeds_chance, trace_forward
+from dtprof.columns import percentiles
 from dtprof.intervals import Column, Mask
 
 MAX_TRIED = 16
@@ -128,7 +129,7 @@ def find_late(excess: Cells, *, least: float) -> Mask:
     """Return in which steps which ranks are late by far more than ranks usually are, and by `least`; cell by cell."""
     if excess.shape[1] < MIN_RANKS:
         return np.zeros(excess.shape, np.bool_)
-    usual = float(np.quantile(excess, 0.625)) / UPPER_QUANTILE
+    usual = percentiles(excess, (62.5,))[0] / UPPER_QUANTILE
     late: Mask = excess >= max(least, OUTLYING * usual)
     return late
 

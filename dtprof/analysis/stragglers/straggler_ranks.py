@@ -42,6 +42,7 @@ from dtprof.analysis.stragglers.blame import (
 from dtprof.analysis.stragglers.device_clocks import DeviceClock
 from dtprof.analysis.stragglers.rank_waits import WORK, RankWaits
 from dtprof.analysis.stragglers.straggler_gains import Mending, find_late
+from dtprof.columns import distinct
 from dtprof.formatting import format_ns, list_ranks
 from dtprof.intervals import Column, Mask
 from dtprof.records import events
@@ -253,7 +254,7 @@ def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:
     )
     shape = (num_bins, num_ranks)
     # Who waited for a rank is the same in every step, by and large; with jitter in a single one anybody may.
-    meets = np.unique((graph.waiter % num_ranks) * num_ranks + graph.culprit % num_ranks) % num_ranks
+    meets = distinct((graph.waiter % num_ranks) * num_ranks + graph.culprit % num_ranks) % num_ranks
     num_waiters = np.maximum(np.bincount(meets, minlength=num_ranks), 1)
     blame = np.minimum(pass_back(graph).reshape(shape), (num_ranks - 1) * excess)
     total = excess.sum(axis=0)

@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from dtprof.analysis.memory.memory_series import RankMemory, follow_memory
 from dtprof.analysis.placed_ranks import PlacedRank
 from dtprof.analysis.rank_surveys import RankTask
 from dtprof.analysis.steps.phase_series import StepPhases, follow_phases
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, draw_track
-from dtprof.job.sound_records import is_any
+from dtprof.columns import distinct, is_any
 from dtprof.records.events import POINT_TO_POINT
 from dtprof.records.tables import RankTables, select
 
@@ -54,9 +52,9 @@ def _count_sent(tables: RankTables) -> dict[int, int]:
     operations = tables.operations
     ids = [number for number, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]]
     sends = select(operations, is_any(operations["op"], ids))
-    for number in np.unique(sends["group"]).tolist():
+    for number in distinct(sends["group"]).tolist():
         group_sends, group = sends[sends["group"] == number], tables.groups.get(number)
-        for peer in np.unique(group_sends["peer"]).tolist():
+        for peer in distinct(group_sends["peer"]).tolist():
             if group is not None and 0 <= peer < len(group.ranks):
                 target = group.ranks[peer]
                 sent[target] = sent.get(target, 0) + int(group_sends["nbytes"][group_sends["peer"] == peer].sum())

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from dtprof.analysis.communication.collective_table import number_distinct
 from dtprof.analysis.placed_ranks import PlacedRank
 from dtprof.analysis.steps.phase_intervals import ORDER
+from dtprof.columns import distinct
 from dtprof.formatting import format_bytes
 from dtprof.interning import Interned
 from dtprof.intervals import Column, Intervals, paint, pair
@@ -93,7 +94,7 @@ def draw_track(rank: PlacedRank, *, limit: int) -> tuple[Track, BarNames]:
         begin, length, lane, kind, name = (column[chosen] for column in (begin, length, lane, kind, name))
     order = np.argsort(begin, kind="stable")
     begin, length, lane, kind, name = (column[order] for column in (begin, length, lane, kind, name))
-    names, numbers = names.only(np.unique(name))
+    names, numbers = names.only(distinct(name))
     track = Track(
         rank=tables.rank,
         begin_ns=begin,

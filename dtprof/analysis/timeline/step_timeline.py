@@ -11,10 +11,10 @@ from dtprof.analysis.communication.operation_timing import NOT_KNOWN, Timing
 from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank
 from dtprof.analysis.results import Interval, Timeline
 from dtprof.analysis.steps.phase_intervals import ORDER
+from dtprof.columns import is_among
 from dtprof.formatting import format_bytes, format_ns
 from dtprof.intervals import Column, Intervals, locate, near, paint
 from dtprof.job.device_timeline import start_of
-from dtprof.job.sound_records import is_among
 from dtprof.records import codes
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, Site, join, select
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.columns import is_any, median
 from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Mask
-from dtprof.job.sound_records import is_any
 from dtprof.records.profiler_windows import Share, WindowTrace
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, Snapshot, Window
 
@@ -171,7 +171,7 @@ def recorded_duration_ns(records: Array) -> Column:
 
 
 def _median(values: Column) -> int | None:
-    return int(np.median(values)) if len(values) else None
+    return int(median(values)) if len(values) else None
 
 
 def without_trace(window: Window, rank: int, problem: str = "") -> JoinedWindow:

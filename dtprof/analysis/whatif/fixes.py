@@ -12,6 +12,7 @@ import numpy as np
 
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Dependencies, Floats
+from dtprof.columns import distinct, median
 from dtprof.errors import UsageError
 from dtprof.formatting import format_bytes, list_ranks, plural
 from dtprof.intervals import Column, Mask
@@ -140,7 +141,7 @@ def _choose_ranks(graph: OperationGraph, fix: Fix) -> Collection[int]:
             names = ", ".join(hosts) or "none: the run names no host"
             raise UsageError(f"--fix {fix}: no rank ran on this host; expected one of {names}")
         return [rank for rank, host in graph.hosts.items() if host == fix.value]
-    stages = np.unique(graph.stage[graph.stage >= 0]).tolist()
+    stages = distinct(graph.stage[graph.stage >= 0]).tolist()
     if len(stages) < 2:
         raise UsageError(f"--fix {fix}: the run has no pipeline of several stages; expected a pipeline-parallel run")
     stage = stages[-1] if fix.value == LAST else int(fix.value)
@@ -156,7 +157,7 @@ def _liken(graph: OperationGraph, ranks: Collection[int], durations: Floats, fix
     if not others.any():
         raise UsageError(f"--fix {fix} names every rank; expected some, for the others to show how fast they can be")
     replaced = durations.copy()
-    for stage in np.unique(graph.stage[fixed]).tolist():
+    for stage in distinct(graph.stage[fixed]).tolist():
         of_stage = fixed & (graph.stage == stage)
         same = others & (graph.stage == stage)
         alike = same if same.any() else others
@@ -164,8 +165,8 @@ def _liken(graph: OperationGraph, ranks: Collection[int], durations: Floats, fix
             if kind.is_communication:
                 continue
             own, other = of_stage & (graph.kind == number), alike & (graph.kind == number)
-            spent = durations[own].sum() / len(np.unique(graph.rank[of_stage]))
-            usual = durations[other].sum() / len(np.unique(graph.rank[alike]))
+            spent = durations[own].sum() / len(distinct(graph.rank[of_stage]))
+            usual = durations[other].sum() / len(distinct(graph.rank[alike]))
             if spent > 0:
                 replaced[own] *= usual / spent
     return replaced
@@ -198,7 +199,7 @@ def fit_costs(nbytes: Column, took: Floats) -> TransferCost:
     sizes, place = np.unique(nbytes[known], return_inverse=True)
     if len(sizes) < 2 or sizes[-1] < MIN_SIZES_RATIO * sizes[0]:
         return TransferCost(latency_ns=0.0, ns_per_byte=None)
-    medians = np.array([np.median(took[known][place.reshape(-1) == i]) for i in range(len(sizes))])
+    medians = np.array([median(took[known][place.reshape(-1) == i]) for i in range(len(sizes))])
     slope, intercept = np.polyfit(sizes.astype(np.float64), medians, 1)
     latency = min(max(float(intercept), 0.0), float(medians.min()))
     return TransferCost(latency_ns=latency, ns_per_byte=max(float(slope), 0.0))

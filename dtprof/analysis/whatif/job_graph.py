@@ -15,6 +15,7 @@ from dtprof.analysis.whatif.operation_graph import STRUCTURE, Kind, OperationGra
 from dtprof.analysis.whatif.random_draws import RandomDraws
 from dtprof.analysis.whatif.rank_line import LABELS, RankLine
 from dtprof.analysis.whatif.replay import Dependencies, Floats
+from dtprof.columns import median
 from dtprof.interning import Interned
 from dtprof.intervals import Column
 
@@ -296,7 +297,7 @@ def idealise(
             size = size.reshape(-1)
             for each in range(int(size.max()) + 1):
                 some = rows[size == each]
-                ideal[some] = np.median(durations[some])
+                ideal[some] = median(durations[some])
             continue
         _, place = np.unique(np.stack((rank[rows], step[rows]), axis=1), axis=0, return_inverse=True)
         place = place.reshape(-1)

@@ -15,6 +15,7 @@ import numpy as np
 
 from dtprof.analysis.whatif.operation_graph import STRUCTURE, Kind, OperationGraph
 from dtprof.analysis.whatif.replay import Dependencies, Floats
+from dtprof.columns import distinct, median
 from dtprof.intervals import Column
 from dtprof.records import events
 from dtprof.records.tables import RankTables
@@ -103,7 +104,7 @@ def read_rows(tables: RankTables, windows: Column) -> RankRows | str:
     axes = {number: group.axis or group.description for number, group in tables.groups.items()}
     shared = any(group.axis == "dp" and group.size > 1 for group in tables.groups.values())
     for number, axis in axes.items():
-        for op in np.unique(ops["op"]).tolist():
+        for op in distinct(ops["op"]).tolist():
             rows = ops[(ops["group"] == number) & (ops["op"] == op)]
             name = tables.ops[op]
             for way, direction in enumerate((FORWARD, BACKWARD)) if name in events.POINT_TO_POINT else ((-1, ""),):
@@ -407,7 +408,7 @@ def _idealise(names: Sequence[OpName], durations: Sequence[Floats]) -> list[Floa
     for name, own in zip(names, durations, strict=True):
         by_kind.setdefault(name.kind, []).append(own)
     ideal = {
-        kind: float(np.median(np.concatenate(own)) if kind in COMMUNICATION else np.concatenate(own).mean())
+        kind: float(median(np.concatenate(own)) if kind in COMMUNICATION else np.concatenate(own).mean())
         for kind, own in by_kind.items()
     }
     return [np.full(len(own), ideal[name.kind]) for name, own in zip(names, durations, strict=True)]

@@ -39,6 +39,7 @@ from dtprof.analysis.whatif.replay import Floats
 from dtprof.analysis.whatif.replayed_steps import ReplayedStep, draw_graph_step, draw_plan_step
 from dtprof.analysis.whatif.schedule_fixes import FIXED, PipelineTimes
 from dtprof.analysis.whatif.slowdowns import Slowdowns, measure_slowdowns
+from dtprof.columns import distinct, percentiles
 from dtprof.errors import UsageError
 from dtprof.intervals import Column
 
@@ -214,7 +215,7 @@ def _name_part(graph: OperationGraph, missed_ns: float) -> str:
     differs = graph.durations != modelled
     if not differs.any():
         return f"{abs(missed_ns) / 1e6:.3g} ms a step of the host, between operations, are not in the records"
-    kinds: list[int] = np.unique(graph.kind[differs]).tolist()
+    kinds: list[int] = distinct(graph.kind[differs]).tolist()
     columns = (np.where(graph.kind == number, modelled, graph.durations) for number in kinds)
     means = graph.replay_means(itertools.chain((graph.durations,), columns))
     worst = int(np.argmax(np.abs(means[1:] - means[0])))
@@ -241,7 +242,7 @@ def check_fixes(source: Replayable, fixes: Iterable[Fix]) -> None:
 def list_single_fixes(source: Replayable) -> list[Fix]:
     """Return each change that the run has something for."""
     graph = source.graph
-    ranks = np.unique(graph.rank[graph.rank >= 0])
+    ranks = distinct(graph.rank[graph.rank >= 0])
     fixes: list[Fix] = []
     if len(ranks) > 1:
         own = (graph.rank >= 0) & graph.is_of(lambda kind: not kind.is_communication)
@@ -251,7 +252,7 @@ def list_single_fixes(source: Replayable) -> list[Fix]:
     hosts = sorted(set(graph.hosts.values()))
     if len(hosts) > 1:
         fixes += [Fix(what=HOST, value=host) for host in hosts[:MAX_TABLE_OTHERS]]
-    stages = np.unique(graph.stage[graph.stage >= 0]).tolist()
+    stages = distinct(graph.stage[graph.stage >= 0]).tolist()
     if len(stages) > 1:
         fixes += [Fix(what=STAGE, value=str(stage)) for stage in stages[:MAX_TABLE_OTHERS]]
     ops = dict.fromkeys(kind.name for kind in graph.kinds if kind.is_communication)
@@ -387,7 +388,7 @@ def _interval(before: Floats, after: Floats, draws: Column, error: float, *, fix
         error: on both sides. fixed: by which the changed step may be longer, or, below 0, shorter; as shares.
     """
     gains = 1 - after[draws[0]].mean(axis=1) / before[draws[1]].mean(axis=1)
-    low, high = np.percentile(gains, CONFIDENCE).tolist()
+    low, high = percentiles(gains, CONFIDENCE)
     return low - error - max(fixed, 0.0), high + error - min(fixed, 0.0)
 
 

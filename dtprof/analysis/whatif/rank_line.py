@@ -12,6 +12,7 @@ import numpy as np
 from dtprof.analysis.placed_ranks import RankTiming
 from dtprof.analysis.rank_surveys import RankTask
 from dtprof.analysis.steps.phase_intervals import ORDER
+from dtprof.columns import distinct
 from dtprof.intervals import Column, Mask, near, paint
 from dtprof.job.axes import purpose_of
 from dtprof.job.groups import Channel
@@ -93,7 +94,7 @@ def draw_line(rank: RankTiming, first: int, last: int) -> RankLine:
     cuts = np.concatenate((times[(times > begin) & (times < end)], bounds[1:-1]))
     # A rank that waits does so until the operation is done: what else happens meanwhile cuts no piece.
     cuts = cuts[~_are_inside(cuts, wait_begin, wait_end)]
-    cuts = np.unique(
+    cuts = distinct(
         np.concatenate(
             (
                 cuts,

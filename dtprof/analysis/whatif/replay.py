@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct
 from dtprof.intervals import Column
 
 Floats = npt.NDArray[np.float64]
@@ -48,7 +49,7 @@ class Dependencies:
             levels.append(level)
             reached = targets[_ranges(bounds[level], bounds[level + 1])]
             np.subtract.at(left, reached, 1)
-            level = np.unique(reached)
+            level = distinct(reached)
             level = level[left[level] == 0]
         return levels
 

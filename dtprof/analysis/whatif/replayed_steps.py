@@ -10,6 +10,7 @@ from dtprof.analysis.results import Interval
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Floats
 from dtprof.analysis.whatif.schedule_fixes import ReplayedPlan
+from dtprof.columns import distinct
 from dtprof.intervals import Column
 
 MAX_RANKS = 16
@@ -38,7 +39,7 @@ def draw_graph_step(graph: OperationGraph, durations: Floats, *, place: int, tit
     last = [float(ends[nodes].max()) for nodes in graph.step_ends]
     begin = last[place - 1] if place else float(ends[graph.begins].max())
     arrived = _arrivals(graph, ends, durations)
-    chosen = [graph.chains[i] for i in np.unique(np.linspace(0, len(graph.chains) - 1, MAX_RANKS).astype(int))]
+    chosen = [graph.chains[i] for i in distinct(np.linspace(0, len(graph.chains) - 1, MAX_RANKS).astype(int))]
     bars: list[Interval] = []
     for chain in chosen:
         bars += _draw_chain(graph, chain, ends, arrived, place=place, origin=begin)

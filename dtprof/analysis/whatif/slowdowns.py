@@ -14,6 +14,7 @@ import numpy as np
 
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Floats
+from dtprof.columns import distinct
 from dtprof.intervals import Mask
 
 Name = TypeVar("Name", int, str)
@@ -47,7 +48,7 @@ def measure_slowdowns(graph: OperationGraph) -> Slowdowns:
     number = np.array([names.index(kind.name) for kind in graph.kinds])
     of_name = np.where(graph.kind >= 0, number[graph.kind], -1)
     ranks = _choose_ranks(graph)
-    stages = np.unique(graph.stage[graph.stage >= 0]).tolist()
+    stages = distinct(graph.stage[graph.stage >= 0]).tolist()
     replicas = sorted({replica for replica, _ in graph.replicas.values()})
     replica_of = {rank: replica for rank, (replica, _) in graph.replicas.items()}
     of_replica = np.array([replica_of.get(rank, -1) for rank in range(int(graph.rank.max(initial=-1)) + 2)])[graph.rank]
@@ -84,7 +85,7 @@ def _choose_ranks(graph: OperationGraph) -> list[int]:
     """Return the ranks to replay, ascending."""
     own = graph.rank >= 0
     late = np.bincount(graph.rank[own], (graph.durations - graph.ideal)[own])
-    known = np.unique(graph.rank[own])
+    known = distinct(graph.rank[own])
     if len(known) > MAX_RANKS:
         known = np.sort(known[np.argsort(-late[known], kind="stable")[:MAX_RANKS]])
     ranks: list[int] = known.tolist()

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
+from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, group_words
@@ -144,7 +143,7 @@ def _is_other_call(job: JobState, group: GroupId, found: Disagreement) -> bool:
     if mine is None or theirs is None or (mine.file, mine.function) == (theirs.file, theirs.function):
         return False
     tables = [table[table["seq"] < found.seq] for table in group_tables(job.ranks)[group].values()]
-    known = [{int(line) for line in np.unique(table["line"])} for table in tables]
+    known = [{int(line) for line in distinct(table["line"])} for table in tables]
     return not any(line_of(mine) in lines for lines in known) and any(line_of(theirs) in lines for lines in known)
 
 

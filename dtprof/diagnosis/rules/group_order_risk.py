@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, group_words
@@ -75,7 +76,7 @@ def _first_inversion(
     reference: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
     first_rank = -1
     for rank in shared:
-        if len({*np.unique(a[rank]["thread"]).tolist(), *np.unique(b[rank]["thread"]).tolist()}) > 1:
+        if len({*distinct(a[rank]["thread"]).tolist(), *distinct(b[rank]["thread"]).tolist()}) > 1:
             continue  # several threads: their order is nobody's program
         # Of each call on `a`, which call on `b` comes next: two ranks that differ in it have opposite orders.
         before = np.searchsorted(b[rank]["issued_ns"], a[rank]["issued_ns"])

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dtprof.columns import distinct
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, group_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -22,7 +23,7 @@ def find_shared_groups(case: Case) -> Iterator[Finding]:
         ranks = tuple(r for r, threads in sorted(calls.items()) if int((np.diff(threads) != 0).sum()) >= MIN_TURNS)
         if ranks:
             known = job.group(group)
-            number = max(len(np.unique(calls[rank])) for rank in ranks)
+            number = max(len(distinct(calls[rank])) for rank in ranks)
             yield Finding(
                 kind="shared-group",
                 severity="info",

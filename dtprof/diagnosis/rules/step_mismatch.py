@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
@@ -156,7 +157,7 @@ def _find_early_step(tables: dict[int, Array], reference: int, shortest: int) ->
         return None
     ((rank, at),) = odd.items()
     steps = usual["step"]
-    is_one_round = len(np.unique(steps[at])) == 1 and len(at) == int(at[-1] - at[0]) + 1
+    is_one_round = len(distinct(steps[at])) == 1 and len(at) == int(at[-1] - at[0]) + 1
     is_ahead = bool((tables[rank]["step"][at] == steps[at] + 1).all())
     is_among = (
         _history(usual, int(at[0])) >= MIN_HISTORY and _history(usual[::-1], shortest - 1 - int(at[-1])) >= MIN_TAIL

@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, explain, group_words, wait_words
@@ -138,7 +139,7 @@ def _receives_let_go(rank: RankState) -> list[list[Operation]]:
     """Return the receives of each line of the program of which none is waited for, asked about or seen to end."""
     lines: dict[Site, list[Array]] = {}
     for channel, table in rank.messages.items():
-        for number in np.unique(table["site"][table["plain"]]).tolist() if not channel.sends else ():
+        for number in distinct(table["site"][table["plain"]]).tolist() if not channel.sends else ():
             own = select(table, table["plain"] & (table["site"] == number))
             site = rank.operations[int(own["at"][0])].site
             if site is not None and site.label is None:
@@ -193,7 +194,7 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
     unused &= (table["waits"] == 0) & (table["line"] != 0) & (table["state"] != codes.FAILED)
     barriers = np.flatnonzero(table["op"] == _BARRIER)
     found = {}
-    for place in np.unique(table["line"][unused]).tolist():
+    for place in distinct(table["line"][unused]).tolist():
         here = np.flatnonzero(table["line"] == place)
         if not unused[here].all() and not _are_some_of_each_step(table["step"][here], unused[here]):
             continue
@@ -263,7 +264,7 @@ def _dropped(
     asked = (table["flags"] & codes.ASKED) != 0
     mine = table[is_async & ~asked & (table["waits"] == 0) & (table["line"] != 0) & ~open_ended]
     results = []
-    for place in np.unique(mine["line"]):
+    for place in distinct(mine["line"]):
         here = mine[mine["line"] == place]
         # A line at which this rank waits sometimes may wait by other means (is_completed) at other times.
         if ((table["line"] == place) & (table["waits"] > 0)).any():

@@ -8,6 +8,7 @@ of each rank shows of most sound jobs that no search for stragglers can find one
 
 import numpy as np
 
+from dtprof.columns import median
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
 
@@ -38,7 +39,7 @@ def find_blocked_share(rows: Array, tables: RankTables) -> float | None:
     before = np.maximum.accumulate(np.append(issued[:1], under_way[:-1]))
     blocked = int(np.maximum(under_way - np.maximum(issued, before), 0)[seen].sum())
     blocked += int((returned - issued)[waited].sum()) + int(rows["wait_ns"][waited].sum())
-    return blocked / len(durations) / max(1.0, float(np.median(durations)))
+    return blocked / len(durations) / max(1.0, median(durations))
 
 
 _COMPUTES = frozenset((events.DEVICE_BUSY, events.HOST_BUSY))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct
 from dtprof.diagnosis.job_state import LongPhase, PipelinePass, RankState, Stack
 from dtprof.diagnosis.sources.blocked_share import find_blocked_share
 from dtprof.diagnosis.stop_detection import longest_gap_ns, newest_moments
@@ -180,7 +181,7 @@ def rank_state(
             first=swept,
             forwards_before=past.forwards,
             forwards_ns=_rounds_ns(tables, spans),
-            steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
+            steppers=distinct(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
 
@@ -216,7 +217,7 @@ def _with_device_progress(tables: RankTables) -> tuple[RankTables, frozenset[int
 
 def _open_batches(running: Array, groups: npt.NDArray[np.integer[Any]]) -> list[npt.NDArray[np.int64]]:
     """Return the rows of operations that a device works off as one: who waits for one of them waits for all."""
-    batched = np.unique(running["row"][running["flags"] & schema.DEVICE_FLAG["several"] != 0])
+    batched = distinct(running["row"][running["flags"] & schema.DEVICE_FLAG["several"] != 0])
     if not len(batched):
         return []
     return np.split(batched, np.flatnonzero((np.diff(batched) != 1) | (np.diff(groups[batched]) != 0)) + 1)
@@ -252,7 +253,7 @@ def _without_records(tables: RankTables) -> RankTables:
 def _active_intervals(rows: Array, spans: Array) -> tuple[int, ...]:
     """Return the newest intervals in which the rank began an operation or a phase; both tables are in that order."""
     begun = [column[-MAX_TAIL:] // INTERVAL_NS for column in (rows["issued_ns"], spans["begin_ns"])]
-    intervals = np.unique(np.concatenate([column[np.flatnonzero(np.diff(column, prepend=-1))] for column in begun]))
+    intervals = distinct(np.concatenate([column[np.flatnonzero(np.diff(column, prepend=-1))] for column in begun]))
     return tuple(intervals[-MAX_PAUSES - 1 :].tolist())
 
 
@@ -268,7 +269,7 @@ def without_refused(rows: Array) -> Array:
     rows = rows.copy()
     p2p = rows["kind"] == codes.POINT_TO_POINT
     gone = np.zeros(len(rows), bool)
-    for group in np.unique(rows["group"][refused]):
+    for group in distinct(rows["group"][refused]):
         for kind in (False, True):
             mine = (rows["group"] == group) & (p2p == kind)
             went_on = np.flatnonzero(mine & (rows["state"] == codes.DONE))

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail, map_ranks
+from dtprof.columns import distinct
 from dtprof.interchange.exporters.exported_steps import Window, choose_window
 from dtprof.interchange.exporters.gzip_parts import Part, pack, write_parts
 from dtprof.interchange.exporters.trace_tracks import assign_lanes, name_group, name_rank
@@ -117,9 +118,9 @@ def _collect_trace(window: Window, origin: int, backend: str, world_size: int, r
     shown = (windows[:, 0] >= since) & (windows[:, 1] <= end)
     operations = _operations(rank, numbers[shown], windows[shown])
     tid_names = {MAIN: "steps and work"}
-    tid_names |= {FIRST_LANE + lane: "communication" for lane in np.unique(operations.lane).tolist()}
+    tid_names |= {FIRST_LANE + lane: "communication" for lane in distinct(operations.lane).tolist()}
     renamed = np.array([name not in COUNTED for name in operations.name], np.bool_)
-    lanes = np.unique(operations.lane[renamed]).tolist()
+    lanes = distinct(operations.lane[renamed]).tolist()
     tid_names |= {FIRST_COUNTED_LANE + lane: "messages, as the Distributed view counts them" for lane in lanes}
     pid = rank.tables.rank
     document = {
@@ -195,7 +196,7 @@ def _operations(rank: RankDetail, numbers: Column, windows: Intervals) -> Operat
     chosen = np.flatnonzero(inside)
     chosen = chosen[np.lexsort((-duration[chosen], begin[chosen]))]
     names = [(*rank.tables.ops, "?")[op] for op in np.minimum(rows["op"][chosen], len(rank.tables.ops)).tolist()]
-    groups = {number: _describe_group(rank.tables.groups.get(number)) for number in np.unique(rows["group"]).tolist()}
+    groups = {number: _describe_group(rank.tables.groups.get(number)) for number in distinct(rows["group"]).tolist()}
     describe = {number: json.dumps(group)[1:-1] for number, group in groups.items()}
     quoted = {name: json.dumps(name) for name in set(names)}
     columns = (names, *(rows[name][chosen].tolist() for name in ("group", "seq", "nbytes")))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.timeline.operation_detail import RankDetail
+from dtprof.columns import distinct
 from dtprof.formatting import UNKNOWN
 from dtprof.intervals import Column, Intervals, Mask
 from dtprof.job.axes import purpose_of
@@ -260,7 +261,7 @@ def _actions(tables: RankTables, spans: Array) -> list[Track]:
     names |= {number: name for number, name in enumerate(tables.ops) if name == events.PP_LOSS}
     chosen = select(spans, np.isin(spans["op"], list(names)) & (spans["stage"] >= 0))
     tracks = []
-    for stage in np.unique(chosen["stage"]).tolist():
+    for stage in distinct(chosen["stage"]).tolist():
         acts = select(chosen, chosen["stage"] == stage)
         known = sorted(names)
         tracks.append(
@@ -285,12 +286,12 @@ def _communication(rank: RankDetail) -> list[Track]:
     names = (*rank.tables.ops, "?")
     op = np.minimum(rows["op"], len(rank.tables.ops)).astype(np.int64)
     tracks = []
-    for number in np.unique(rows["group"]).tolist():
+    for number in distinct(rows["group"]).tolist():
         group = rank.tables.groups.get(number)
         of_group = rows["group"] == number
         is_p2p = rows["kind"] == codes.POINT_TO_POINT
         for is_message in (False, True):
-            for own_op in np.unique(op[of_group & is_p2p]).tolist() if is_message else (None,):
+            for own_op in distinct(op[of_group & is_p2p]).tolist() if is_message else (None,):
                 chosen = of_group & is_p2p & (op == own_op) if is_message else of_group & ~is_p2p
                 if not chosen.any():
                     continue
@@ -354,7 +355,7 @@ def _counters(tables: RankTables, since_ns: int, until_ns: int | None) -> list[C
     if until_ns is not None:
         inside &= samples["t_ns"] < until_ns
     counters = []
-    for op in np.unique(samples["op"][inside]).tolist():
+    for op in distinct(samples["op"][inside]).tolist():
         if op < len(tables.ops) and tables.ops[op].endswith("_bytes"):
             of_quantity = inside & (samples["op"] == op)
             counters.append(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dtprof.columns import distinct
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
     MAX_WORLD_SIZE,
@@ -204,7 +205,7 @@ def _host_busy(trace: KinetoTrace) -> tuple[Column, Column]:
     begin, end, thread = _joined([trace.operators, trace.backward], base)
     at, _, waiting = trace.communicating.columns(base)
     keep = np.ones(len(begin), np.bool_)
-    for number in np.unique(waiting).tolist():
+    for number in distinct(waiting).tolist():
         rows = np.flatnonzero(thread == number)
         times = np.sort(at[waiting == number])
         keep[rows] = np.searchsorted(times, begin[rows], "left") == np.searchsorted(times, end[rows], "left")

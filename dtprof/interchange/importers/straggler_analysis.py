@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dtprof.columns import distinct
 from dtprof.errors import MissingDependencyError, NotATraceError
 from dtprof.interchange.importers.imported_records import (
     COLLECTIVE,
@@ -75,7 +76,7 @@ def import_straggler_analysis(files: Sequence[Path]) -> ImportedRun:
     rows = _read(files[0])
     size, tp_size = _layout(files[0], rows)
     lengths = _step_lengths(rows)
-    ranks = [_rank(rows, int(rank), lengths, size, tp_size) for rank in np.unique(rows["rank"])]
+    ranks = [_rank(rows, int(rank), lengths, size, tp_size) for rank in distinct(rows["rank"])]
     known = {*COMPUTE, *OPTIMIZER, PAUSE, *MESSAGES, *COLLECTIVES}
     other = sorted({str(name) for name in rows["optype"]} - known)
     lacks = (*LACKS, *([f"collectives: operations of type {', '.join(other[:5])} are left out"] if other else []))

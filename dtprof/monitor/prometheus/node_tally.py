@@ -9,6 +9,7 @@ import numpy.typing as npt
 from dtprof.analysis.communication.blocked_time import find_blocked
 from dtprof.analysis.steps.phase_intervals import BUSY
 from dtprof.analysis.steps.step_boundaries import RankSteps
+from dtprof.columns import distinct
 from dtprof.interchange.metric_families import label_text
 from dtprof.interning import Interned
 from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
@@ -239,7 +240,7 @@ def _take_samples(own: RankTally, tables: RankTables) -> None:
 def _blocked_ns(own: RankTally, tables: RankTables) -> tuple[Column, Mask]:
     """Return how long each operation kept the program from going on, and of which that is known."""
     phases = dict.fromkeys((*BUSY, events.FORWARD), NONE) | {events.BACKWARD: own.backward}
-    threads = own.steps.threads or set(np.unique(tables.operations["thread"]).tolist())
+    threads = own.steps.threads or set(distinct(tables.operations["thread"]).tolist())
     steps = RankSteps(
         rank=tables.rank, count=0, numbers=np.zeros(0, np.int64), windows=NONE, threads=tuple(sorted(threads))
     )

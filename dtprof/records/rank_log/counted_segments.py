@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dtprof.columns import distinct
 from dtprof.records import events, paths, schema
 from dtprof.records.rank_log import archive
 from dtprof.records.rank_log.archive import RECORD_DTYPE
@@ -212,7 +213,7 @@ class _Counter:
             return False
         rows = select(columns, columns["kind"] <= _P2P)
         key = rows["group"].astype(np.int64) * 2 + (rows["kind"] == _P2P)
-        for new in np.unique(key[~self._known[key]]).tolist():
+        for new in distinct(key[~self._known[key]]).tolist():
             self._counts[new >> 1, bool(new & 1)] = int(rows["seq"][key == new].max()) + 1
             self._known[new] = True
         return True

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dtprof.columns import distinct
 from dtprof.records import events, schema
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, Label, Site
 
@@ -94,7 +95,7 @@ def _by_backward(
 
 def _by_group(rows: np.ndarray[tuple[int], np.dtype[np.int64]], operations: Array) -> list[tuple[int, list[int]]]:
     of_group = operations["group"][rows]
-    return [(int(group), rows[of_group == group].tolist()) for group in np.unique(of_group)]
+    return [(int(group), rows[of_group == group].tolist()) for group in distinct(of_group)]
 
 
 def _assign(operations: Array, rows: Sequence[int], layouts: Sequence[Layout], group: str) -> dict[int, Label]:

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.columns import distinct
 from dtprof.records import schema
 from dtprof.records.tables import UNKNOWN_NS, Array
 
@@ -19,7 +20,7 @@ def join(operations: Array, measured: Array) -> None:
     """
     if not len(measured):
         return
-    for group in np.unique(measured["group"]):
+    for group in distinct(measured["group"]):
         rows = np.flatnonzero(operations["group"] == group)
         if not len(rows):
             continue
