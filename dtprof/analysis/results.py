@@ -190,7 +190,7 @@ class RankResult:
     clock: str | None = HOST  # whose times those of this rank are: DEVICE or HOST; None: those that another tool took
     host_lead_ns: int | None = None  # by which the host is ahead of its device, median; None: no device was followed
     partition_error_ns: int | None = None  # by which clocks may be off in exposed_wait, exposed_transfer and bubble
-    waited_for_ns: dict[int, int] | None = None  # a step, exposed, by who came last; None: not known, or too many ranks
+    waited_for_ns: dict[int, int] | None = None  # a step, exposed, by who came last; None: not known, or too many pairs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,9 +219,13 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
         width=bin_width(used.last - used.first + 1, len(facts)),
         durations=durations,
     )
+    waited_for = [own.waits.by_culprit() if own.waits is not None else None for own in reductions]
+    # A rank waits for members of its groups: few pairs of many ranks. Where they are too many, none is listed.
+    if sum(map(len, filter(None, waited_for))) > MAX_PAIRED**2:
+        waited_for = [None] * len(waited_for)
     ranks = tuple(
-        _rank_result(fact, reduction, run, num_ranks=len(facts), knows_bubble=fact.rank not in windows.unknown)
-        for fact, reduction in zip(facts, reductions, strict=True)
+        _rank_result(fact, reduction, run, waited_for_ns=waited, knows_bubble=fact.rank not in windows.unknown)
+        for fact, reduction, waited in zip(facts, reductions, waited_for, strict=True)
     )
     recoveries = find_recoveries(run)
     every_group = (group for fact in facts for group in fact.groups.values())
@@ -416,7 +420,12 @@ def _series(own: RankSteps) -> StepSeries:
 
 
 def _rank_result(
-    fact: RankFacts, reduction: RankReduction, run: Run, *, num_ranks: int, knows_bubble: bool
+    fact: RankFacts,
+    reduction: RankReduction,
+    run: Run,
+    *,
+    waited_for_ns: dict[int, int] | None,
+    knows_bubble: bool,
 ) -> RankResult:
     manifest = run.manifest
     partition: Mapping[str, int | None] | None = reduction.partition_ns
@@ -436,7 +445,7 @@ def _rank_result(
         memory_formula=compare_with_formula(fact.memory_categories, fact.model_share),
         out_of_memory=fact.out_of_memory,
         user_phases_ns=reduction.user_phases_ns,
-        waited_for_ns=reduction.waits.by_culprit() if reduction.waits is not None and num_ranks <= MAX_PAIRED else None,
+        waited_for_ns=waited_for_ns,
         clock=DEVICE if fact.device_error_ns is not None else HOST if fact.hook else None,
         host_lead_ns=fact.host_lead_ns,
         events=fact.events,

@@ -130,8 +130,16 @@ def test_waits_are_drawn_by_pair_and_the_sentence_names_who_comes_last() -> None
     drawn = draw("wait_matrix", source_of())
     assert drawn.figure.data[0].z.tolist() == [[1, 0, 50, 0], [1, 0, 50, 0], [0, 0, 0, 0], [1, 0, 50, 0]]
     assert drawn.sentence.startswith("Rank 3 waits most for rank 2, 50.0\xa0ms a step; rank 2 comes last in 98\xa0%")
-    many = FIGURES["wait_matrix"](source_of(num_ranks=1024))
-    assert isinstance(many, Nothing)
+
+
+def test_waits_of_very_many_ranks_are_drawn_by_place_along_an_axis() -> None:
+    drawn = draw("wait_matrix", source_of(num_ranks=1024))
+    assert drawn.figure.data[0].z.shape == (2, 2)
+    # Of the 1,024 ranks all but rank 2 wait 50 ms for it and 1 ms for rank 0; both lie at pp 0.
+    assert drawn.rows == (("1", "0", "51.0\xa0ms"), ("0", "0", "50.9\xa0ms"))
+    assert drawn.sentence.startswith(
+        "A rank of pp 1 waits most for pp 0, 51.0\xa0ms a step; pp 0 comes last in 100\xa0%"
+    )
 
 
 def test_memory_stands_beside_its_formula_and_above_the_phases() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.communication.rank_pairs import RankPairs, pair_ranks
+from dtprof.analysis.communication.rank_pairs import Places, RankPairs, pair_ranks
 from dtprof.analysis.results import GroupLateness, Summary
 from dtprof.columns import percentiles
 from dtprof.intervals import Column
@@ -28,7 +28,7 @@ class Traffic:
     """Of the whole run; empty where nothing was recorded."""
 
     ranks: tuple[int, ...]
-    sent: RankPairs | None  # bytes of messages; None without messages, or with too many ranks
+    sent: RankPairs | None  # bytes of messages; None without messages
     lateness: tuple[Lateness, ...]
 
 
@@ -36,10 +36,10 @@ TICK_NS = 1_000
 QUANTILES = (10, 50, 90, 99)
 
 
-def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], instances: OperationInstances) -> Traffic:
+def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], instances: OperationInstances, places: Places) -> Traffic:
     """Return the bytes sent between the ranks of `sent_bytes`; the instances say who arrived last."""
     ranks = tuple(sent_bytes)
-    return Traffic(ranks=ranks, sent=pair_ranks(ranks, sent_bytes), lateness=_find_lateness(instances))
+    return Traffic(ranks=ranks, sent=pair_ranks(ranks, sent_bytes, places), lateness=_find_lateness(instances))
 
 
 def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:

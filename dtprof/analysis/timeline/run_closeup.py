@@ -57,8 +57,10 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
     look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
     summary, closeups, prediction = summarise_closely_advised(run, executor, surveys=surveys, collect=look.at)
     ranks = {fact.rank: details for fact, details in zip(surveys.facts, closeups, strict=True)}
+    coordinates = {rank: details.coordinates for rank, details in ranks.items()}
+    sent_bytes = {rank: details.sent_bytes for rank, details in ranks.items()}
     return summary, Closeup(
-        coordinates={rank: details.coordinates for rank, details in ranks.items()},
+        coordinates=coordinates,
         tracks=_join(closeups) if surveys.one_clock else None,
         pipeline=chart_pipeline(tuple(surveys.pipelines.values()), summary),
         memory=MemorySeries(
@@ -66,7 +68,7 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
             worst=worst,
             phases=ranks[worst].phases if worst is not None else None,
         ),
-        traffic=find_traffic({rank: details.sent_bytes for rank, details in ranks.items()}, surveys.instances),
+        traffic=find_traffic(sent_bytes, surveys.instances, coordinates),
         prediction=prediction,
     )
 

@@ -1,4 +1,4 @@
-"""A matrix of ranks by ranks as a heatmap, for figures that compare pairs."""
+"""A matrix of pairs of ranks as a heatmap, for figures that compare them."""
 
 from collections.abc import Callable
 
@@ -8,28 +8,29 @@ from dtprof.report.figures.figure_numbers import Unit, choose_unit
 from dtprof.report.figures.plot import Plot, new_trace
 
 MAX_PRINTED = 16
-"""Ranks up to which each cell bears its value."""
+"""Rows up to which each cell bears its value."""
 
 
 def draw_matrix(
     pairs: RankPairs,
     *,
-    titles: tuple[str, str, str],
+    title: str,
+    axis_titles: tuple[str, str],
     units: tuple[Unit, ...],
     write: Callable[[float], str],
-    describe: Callable[[int, int, str], str],
+    describe: Callable[[str, str, str], str],
 ) -> Plot:
     """Return the figure; a cell without a value stays empty.
 
     Parameters:
-        titles: of the figure, its columns, its rows.
+        axis_titles: what columns and rows do, before their unit: "to" becomes "to rank".
         write: a value, as a cell bears it.
-        describe: what hovering shows, of the ranks of a row and a column and their value as it is written.
+        describe: what hovering shows, of the names of a row and a column and their value as it is written.
     """
-    ranks, values = pairs.ranks, pairs.values
-    names = [str(rank) for rank in ranks]
+    names, values = list(pairs.names), pairs.values
+    labels = [pairs.label(row) for row in range(len(names))]
     unit = choose_unit([float(values.max())], units)
-    title, x_title, y_title = titles
+    x_title, y_title = (f"{does} {pairs.unit}".strip() for does in axis_titles)
     figure = new_figure(
         title=title, x_title=x_title, y_title=y_title,
         height=min(760, 90 + max(18, min(44, 360 // len(names))) * len(names)),
@@ -52,8 +53,8 @@ def draw_matrix(
             texttemplate="%{text}" if is_printed else None,
             hoverinfo="text",
             hovertext=[
-                [describe(row_rank, other, write(value)) for other, value in zip(ranks, row, strict=True)]
-                for row_rank, row in zip(ranks, rows, strict=True)
+                [describe(label, other, write(value)) for other, value in zip(labels, row, strict=True)]
+                for label, row in zip(labels, rows, strict=True)
             ],
         )
     )

@@ -1,6 +1,5 @@
 """Bytes sent between pairs of ranks, point to point."""
 
-from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
 from dtprof.report.figures.drawing import Drawing, Nothing
 from dtprof.report.figures.figure_numbers import SIZES, format_bytes
 from dtprof.report.figures.figure_source import Source
@@ -12,32 +11,30 @@ MAX_ROWS = 1000
 def draw_traffic_matrix(source: Source) -> Drawing | Nothing:
     """Draw bytes sent as a heatmap: rows send, columns receive."""
     traffic = source.closeup.traffic if source.closeup else None
-    if traffic is not None and len(traffic.ranks) > MAX_PAIRED:
-        return Nothing(
-            why=f"{len(traffic.ranks):,} ranks are too many for a matrix of pairs.",
-            remedy=f"It is drawn for up to {MAX_PAIRED}; the table of collectives holds the sums.",
-        )
     if traffic is None or traffic.sent is None:
         return Nothing(
             why="No messages from rank to rank were recorded.",
             remedy="Sends and receives come from pipelines and torch.distributed.send; collectives have no sender.",
         )
+    sent = traffic.sent
     figure = draw_matrix(
-        traffic.sent,
-        titles=("Bytes sent from rank to rank", "to rank", "from rank"),
+        sent,
+        title="Bytes sent from rank to rank" if sent.is_by_rank else f"Bytes sent between ranks, by {sent.unit}",
+        axis_titles=("to", "from"),
         units=SIZES,
         write=format_bytes,
-        describe=lambda sender, receiver, sent: f"<b>rank {sender} to rank {receiver}</b><br>{sent} in the whole run",
+        describe=lambda sender, receiver, size: f"<b>{sender} to {receiver}</b><br>{size} in the whole run",
     )
-    pairs = traffic.sent.largest
+    pairs = sent.largest
     most, sender, receiver = pairs[0]
+    of_what = "ranks" if sent.is_by_rank else f"{sent.unit} rows, summed over their ranks,"
     return Drawing(
         plot=figure,
-        sentence=f"{len(pairs)} pairs of ranks exchange messages; rank {sender} sends most to rank {receiver}, "
-        f"{format_bytes(most)} in the whole run.",
-        columns=("from rank", "to rank", "sent"),
+        sentence=f"{len(pairs)} pairs of {of_what} exchange messages; {sent.label(sender)} sends most to "
+        f"{sent.label(receiver)}, {format_bytes(most)} in the whole run.",
+        columns=(f"from {sent.unit}", f"to {sent.unit}", "sent"),
         rows=tuple(
-            (str(source_rank), str(target_rank), format_bytes(nbytes))
-            for nbytes, source_rank, target_rank in pairs[:MAX_ROWS]
+            (sent.names[source_row], sent.names[target_row], format_bytes(nbytes))
+            for nbytes, source_row, target_row in pairs[:MAX_ROWS]
         ),
     )
