@@ -33,7 +33,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--output",
         type=output_path,
         metavar="FILE",
-        help=f"file to write (default: RUN/{DEFAULT_FILE}; of a run at a URL NAME-{DEFAULT_FILE} here)",
+        help=f"file to write, .html without a suffix (default: RUN/{DEFAULT_FILE}; "
+        f"of a run at a URL NAME-{DEFAULT_FILE} here)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
     parser.add_argument(

@@ -49,6 +49,14 @@ def test_the_page_lies_in_the_run_unless_reported_otherwise(
     assert captured.err == f"next: open '{run_directory}/report.html' in a browser\n"
 
 
+def test_a_file_without_a_suffix_is_named_so_that_browsers_show_it(
+    run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(run_directory, "-o", tmp_path / "page") == 0
+    assert capsys.readouterr().out == f"{tmp_path}/page.html\n"
+    assert (tmp_path / "page.html").is_file()
+
+
 def test_its_own_earlier_page_is_replaced_and_nothing_else(run_directory: Path) -> None:
     call(run_directory)
     assert call(run_directory) == 0

@@ -43,6 +43,11 @@ class RankPairs:
         """Say whether a row is one rank."""
         return self.unit == "rank"
 
+    @property
+    def row_words(self) -> str:
+        """What the rows are, in a sentence."""
+        return {"rank": "ranks", BLOCK: "blocks of ranks"}.get(self.unit, f"{self.unit} coordinates")
+
     def label(self, row: int) -> str:
         """Name a row in a sentence."""
         return f"{self.unit} {self.names[row]}"

@@ -27,10 +27,9 @@ def draw_traffic_matrix(source: Source) -> Drawing | Nothing:
     )
     pairs = sent.largest
     most, sender, receiver = pairs[0]
-    of_what = "ranks" if sent.is_by_rank else f"{sent.unit} rows, summed over their ranks,"
     return Drawing(
         plot=figure,
-        sentence=f"{len(pairs)} pairs of {of_what} exchange messages; {sent.label(sender)} sends most to "
+        sentence=f"{len(pairs)} pairs of {sent.row_words} exchange messages; {sent.label(sender)} sends most to "
         f"{sent.label(receiver)}, {format_bytes(most)} in the whole run.",
         columns=(f"from {sent.unit}", f"to {sent.unit}", "sent"),
         rows=tuple(

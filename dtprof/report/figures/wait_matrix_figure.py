@@ -24,7 +24,7 @@ def draw_wait_matrix(source: Source) -> Drawing | Nothing:
         return Nothing(why="No rank waits for another.", remedy="Those who wait at all wait for data, not for ranks.")
     title = "Exposed wait of a step, by who came last"
     if not waited.is_by_rank:
-        waited, title = waited.averaged(), f"{title}: means over the ranks of a {waited.unit} row"
+        waited, title = waited.averaged(), f"{title}: means of {waited.row_words}"
     figure = draw_matrix(
         waited,
         title=title,
