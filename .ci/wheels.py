@@ -26,14 +26,15 @@ sys.path.insert(0, str(REPOSITORY))
 from dtprof.capture.native import build  # noqa: E402
 from dtprof.records import schema  # noqa: E402
 
-# The inspection refuses hooks for others: 2.9.1 and 2.11.0 need libtorch.so, 2.6.0 newer symbols than the platform has.
-TORCHES = ("2.13.0",)
+TORCHES = ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+"""The last release of each minor version; jobs with another one compile the hook once."""
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 PLATFORM = "manylinux_2_28_x86_64"
 NEEDED = {"libc10.so", "libtorch_cpu.so", "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6"}
 NEEDED |= {"ld-linux-x86-64.so.2", "libpthread.so.0", "libdl.so.2"}
 NEWEST_SYMBOLS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 """What a system of that platform has at least."""
+OF_LIBSTDCXX = re.compile(r"_Z(N[KVRO]*)?S[tsabiod]|_ZT[IVTS]N?S[tsabiod]|_Z(nw|na|dl|da)")
 LARGEST_WHEEL = 15_000_000
 STRINGS_OF_A_MACHINE = re.compile(rb"/(?:home|root|tmp|work|build|usr/local|var|opt)/[\x21-\x7e]+")
 EPOCH = "1767225600"
@@ -134,14 +135,14 @@ def read_elf(library: Path, *options: str) -> str:
 
 
 def dynamic_symbols(library: Path, *, defined: bool) -> set[str]:
-    """Return the dynamic symbols that a library defines or lacks, without their versions."""
+    """Return the dynamic symbols that a library defines or lacks, with their versions."""
     symbols = set()
     for line in read_elf(library, "--dyn-syms").splitlines():
         cells = line.split()
         if len(cells) < 8 or not cells[0].endswith(":") or (cells[6] != "UND") != defined:
             continue
         if defined or cells[4] != "WEAK":
-            symbols.add(cells[7].split("@")[0])
+            symbols.add(cells[7])
     return symbols
 
 
@@ -157,6 +158,9 @@ def problems(library: Path) -> Iterator[str]:
         newest = NEWEST_SYMBOLS.get(name)
         if newest is None or tuple(map(int, version.split("."))) > newest:
             yield f"needs {name}_{version}, newer than {PLATFORM} has"
+    for name in sorted(dynamic_symbols(library, defined=False)):
+        if "@" not in name and OF_LIBSTDCXX.match(name):  # some builds of torch export it, others do not
+            yield f"takes {name} from a library of torch: old_glibc.h must define it"
     if "GNU_STACK" in (headers := read_elf(library, "--program-headers")) and re.search(r"GNU_STACK.*RWE", headers):
         yield "wants an executable stack"
     for found in sorted(set(STRINGS_OF_A_MACHINE.findall(library.read_bytes()))):
@@ -167,9 +171,9 @@ def missing_symbols(library: Path, torch: Path) -> set[str]:
     """Return the symbols of torch that a hook asks for and the libraries of torch that it names do not have."""
     have: set[str] = set()
     for name in ("libc10.so", "libtorch_cpu.so"):
-        have |= dynamic_symbols(torch / "lib" / name, defined=True)
+        have |= {symbol.split("@")[0] for symbol in dynamic_symbols(torch / "lib" / name, defined=True)}
     asked = dynamic_symbols(library, defined=False)
-    return {name for name in asked - have if re.match(r"_Z.*(3c10|4c10d|2at|5torch)", name)}
+    return {name for name in asked - have if re.match(r"_Z.*(3c10|4c10d|2at|5torch|6caffe2)", name)}
 
 
 def make_hooks(pairs: Sequence[tuple[str, str]], prebuilt: Path, *, twice: bool) -> None:

@@ -182,7 +182,8 @@ def compile_hook(
             f"-DDTPROF_MODULE={MODULE}",
             *flags,
             str(SOURCE),
-            *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+            # libstdc++ first: libraries of torch export copies of some of it.
+            *("-lstdc++", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
         ]
         compile_library(arguments, torch_folder, library, CHECKSUM, timeout_s)
 
