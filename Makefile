@@ -108,11 +108,12 @@ parity:
 	@.ci/step "training every layout of the reference trainer" .make/parity.log \
 		.venv/bin/python -m reference_trainer.parity
 
-# Pairs of a Python and a torch, from PyPI: tests/matrix/__main__.py lists the default ones.
+# Pairs of a Python and a torch, from PyPI: tests/matrix/__main__.py lists the default ones. WHEEL=FILE tries a wheel of dtprof.
 PAIRS =
+WHEEL =
 matrix:
 	@.ci/environment test
-	@.venv/bin/python -m tests.matrix $(PAIRS) --write docs/explanation/measurements/versions.md
+	@.venv/bin/python -m tests.matrix $(PAIRS) $(if $(WHEEL),--wheel $(WHEEL)) --write docs/explanation/measurements/versions.md
 
 # On a machine with a GPU, a Python that has torch for CUDA, and no network: PART=build|tests|bench|trainer|layouts, each under
 # ten minutes. `.ci/gpu-wheels` gets beforehand what else it needs.

@@ -1,12 +1,14 @@
 """Try dtprof on pairs of a Python and a torch: an environment for each, a few jobs in it, one row of a table.
 
-    python -m tests.matrix [PYTHON:TORCH ...] [--folder FOLDER] [--write PAGE]
+    python -m tests.matrix [PYTHON:TORCH ...] [--wheel WHEEL] [--folder FOLDER] [--write PAGE]
 
 Needs the interpreters on PATH (python3.12) and PyPI. A torch is up to 7 GB; its environment goes once its row is there.
+With --wheel that wheel of dtprof is tried, with the hooks in it, else the sources of this repository.
 """
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,33 +19,40 @@ REPOSITORY = Path(__file__).parents[2]
 PAIRS = (
     *("3.10:2.6.0", "3.10:2.13.0", "3.11:2.7.1", "3.11:2.13.0"),
     *("3.12:2.6.0", "3.12:2.8.0", "3.12:2.9.1", "3.12:2.10.0", "3.12:2.11.0", "3.12:2.12.0", "3.12:2.13.0"),
-    *("3.13:2.11.0", "3.13:2.13.0"),
+    *("3.12:2.14.1", "3.12:2.15.0", "3.13:2.11.0", "3.13:2.13.0"),
 )
 HEADER = (
-    "| Python | torch | calls counted as gloo does, native hook | Python hook | calls that this torch refuses "
-    "| frameworks | hang |\n|---|---|---|---|---|---|---|"
+    "| Python | torch | native hook | calls counted as gloo does with it | with the Python hook "
+    "| calls that this torch refuses | frameworks | hang |\n|---|---|---|---|---|---|---|---|"
 )
 HANG = {"status": 3, "kind": "collective-order-mismatch", "culprits": [1], "lines": {"1": 10}}
 BEGIN, END = "<!-- rows of python -m tests.matrix -->", "<!-- end of rows -->"
 TIMEOUT_S = 3600
 
 
-def try_pair(python: str, torch: str, folder: Path) -> dict[str, Any]:
+def try_pair(python: str, torch: str, folder: Path, wheel: Path | None = None) -> dict[str, Any]:
     """Return what the smoke set found in an environment of its own; `failed` where it could not be made or ended."""
     place = folder / f"{python}-{torch}"
+    source = ["-e", str(REPOSITORY)] if wheel is None else [str(wheel)]
     try:
         for command in (
             [f"python{python}", "-m", "venv", str(place)],
-            [str(place / "bin/pip"), "install", "--quiet", f"torch=={torch}", "numpy", "-e", str(REPOSITORY)],
+            [str(place / "bin/pip"), "install", "--quiet", f"torch=={torch}", "numpy", *source],
             [str(place / "bin/python"), "-m", "tests.matrix.smoke"],
         ):
+            (place / "here").mkdir(parents=True, exist_ok=True)
+            if not (place / "here/tests").exists():  # without dtprof beside it, which would hide the installed one
+                (place / "here/tests").symlink_to(REPOSITORY / "tests")
+            environment = os.environ | {"DTPROF_CACHE_DIR": str(place / "cache")}
             done = subprocess.run(
-                command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-            )
+                command, cwd=place / "here", env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
+                check=False,
+            )  # fmt: skip
             if done.returncode != 0:
                 last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
                 return {"python": python, "torch": torch, "failed": last}
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        compiled = any(place.glob("cache/native/*/*.so"))
+        return {**json.loads(done.stdout.splitlines()[-1]), "compiled": compiled}
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -52,10 +61,11 @@ def row(found: dict[str, Any]) -> str:
     """Return the row of a pair."""
     versions = f"| {found['python']} | {found['torch']} |"
     if "failed" in found:
-        return f"{versions} failed: {found['failed']} | | | | |"
+        return f"{versions} failed: {found['failed']} | | | | | |"
     hooks = [found["calls, native hook"], found["calls, python hook"]]
     trained = found["frameworks"]
     cells = [
+        "compiled" if found["compiled"] else "of the wheel",
         *(_counted(hook) for hook in hooks),
         str(len({*hooks[0]["refused by torch"], *hooks[1]["refused by torch"]})),
         "; ".join([f"{trained['steps']} steps", *trained["refused by torch"], *trained["problems"]]),
@@ -74,6 +84,7 @@ def main() -> int:
     """Try all pairs, print their rows, and put them into a page."""
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__.splitlines()[0])
     parser.add_argument("pairs", nargs="*", default=PAIRS, metavar="PYTHON:TORCH", help=f"default: {' '.join(PAIRS)}")
+    parser.add_argument("--wheel", type=Path, help="the wheel to try (default: the sources)")
     parser.add_argument("--folder", type=Path, default=Path(".make/matrix"), help="where the environments are made")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the rows into this page")
     given = parser.parse_args()
@@ -81,7 +92,7 @@ def main() -> int:
     found = []
     for pair in given.pairs:
         python, _, torch = pair.partition(":")
-        found.append(try_pair(python, torch, given.folder.resolve()))
+        found.append(try_pair(python, torch, given.folder.resolve(), given.wheel and given.wheel.resolve()))
         print(row(found[-1]), flush=True)
         (given.folder / "found.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     if given.write:
