@@ -12,6 +12,10 @@ the quickest tenth is taken, by the time of both rounds together, so that neithe
 machine slows such a pair as a whole or leaves it alone. Left out is what is seen only with many handles in flight, or
 now and then: memory that the allocator must look for, a new segment, a line of code seen for the first time, cold
 caches. The Python hook is not measured so: with each switch of its methods the interpreter specialises anew.
+
+A synchronous call waits for a thread of gloo, which a group of one has, too. Its cost is measured in time of the clock,
+the wakes of both threads included: their spread is that of the system's scheduler, so that the quickest tenth of the
+rounds is given as well. A functional call enters the dispatcher from C++.
 """
 
 import os
@@ -30,10 +34,13 @@ LAUNCHES, PAIRS = 400, 60
 QUIET_LAUNCHES, QUIET_PAIRS = 10, 3000
 QUIET_SHARE = 0.1
 OPERATIONS = ("all_reduce", "reduce_scatter")
+WAITING = ("all_reduce on the stream", "functional all_reduce")
+"""Synchronous: on a processor, the calling thread sleeps until the operation is complete."""
 WITH_ALL_MARKS = ("all_reduce waited for", "all_reduce on the stream")
 """On a device, where a wait stalls the stream alone: 3 marks, of its begin and around the wait, and 2 marks."""
 PROGRAM = """
 import sys, time, torch, torch.distributed as dist
+import torch.distributed._functional_collectives
 from torch._C._distributed_c10d import ProcessGroup
 backend = sys.argv[4]
 device = {"nccl": "cuda", "simccl": "sim"}.get(backend, "cpu")
@@ -52,7 +59,12 @@ if changed:  # as the class had them: bound like any method of the extension
     bare = {name: new(bare[name]) for name in changed}
 exclude, key = torch._C._dispatch_tls_set_dispatch_key_excluded, torch._C.DispatchKey.BackendSelect
 tensor, result = torch.ones(10, device=device), torch.ones(10, device=device)
+group, functional = dist.group.WORLD.group_name, torch.ops._c10d_functional
+clock = time.perf_counter_ns if sys.argv[5] == "wall" else time.thread_time_ns
+def call_from_cpp():
+    functional.wait_tensor(functional.all_reduce_(tensor, "sum", group))  # in place: without BackendSelect none is made
 launch = {
+    "functional all_reduce": call_from_cpp,
     "all_reduce": lambda: dist.all_reduce(tensor, async_op=True),
     "reduce_scatter": lambda: dist.reduce_scatter(result, [tensor], async_op=True),
     "all_reduce waited for": lambda: dist.all_reduce(tensor, async_op=True).wait() and None,
@@ -68,10 +80,10 @@ def launch_us(recorded):
     exclude(key, not recorded)
     if (work := launch()) is not None:
         work.wait()
-    started = time.thread_time_ns()
+    started = clock()
     for _ in range(launches):
         works.append(launch())
-    taken = time.thread_time_ns() - started
+    taken = clock() - started
     exclude(key, False)
     for work in works:
         if work is not None:
@@ -102,6 +114,7 @@ def measure(
     launches: int = LAUNCHES,
     num_pairs: int = PAIRS,
     backend: str = "gloo",
+    wall: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> pairs.Comparison:
     """Return the rounds of all processes, in us a launch."""
@@ -110,7 +123,16 @@ def measure(
         with tempfile.TemporaryDirectory() as folder:
             armed = interpreter.job_environment(run=Path(folder), hook=hook) | {"OMP_NUM_THREADS": "1"}
             result = subprocess.run(
-                [sys.executable, "-c", PROGRAM, operation, str(launches), str(num_pairs), backend],
+                [
+                    sys.executable,
+                    "-c",
+                    PROGRAM,
+                    operation,
+                    str(launches),
+                    str(num_pairs),
+                    backend,
+                    "wall" if wall else "cpu",
+                ],
                 env=armed | dict(environment or {}),
                 capture_output=True,
                 text=True,
@@ -121,7 +143,9 @@ def measure(
                 raise RuntimeError(f"nothing was recorded: {result.stderr}")
             rounds += [tuple(map(float, line.split())) for line in result.stdout.splitlines()]
     return pairs.Comparison(
-        unit="us CPU a launch", a=tuple(bare for bare, _ in rounds), b=tuple(recorded for _, recorded in rounds)
+        unit="us a call" if wall else "us CPU a launch",
+        a=tuple(bare for bare, _ in rounds),
+        b=tuple(recorded for _, recorded in rounds),
     )
 
 
@@ -141,6 +165,10 @@ def main() -> None:
             if hook is native:
                 quiet = in_quiet_moments(measure(hook, operation, launches=QUIET_LAUNCHES, num_pairs=QUIET_PAIRS))
                 pairs.report(f"launch of {operation}, {name}, in quiet moments", quiet, a="bare", b=name)
+        for operation in WAITING:
+            call = measure(hook, operation, launches=QUIET_LAUNCHES, num_pairs=QUIET_PAIRS, wall=True)
+            pairs.report(f"call of {operation}, {name}", call, a="bare", b=name)
+            pairs.report(f"call of {operation}, {name}, quickest tenth", in_quiet_moments(call), a="bare", b=name)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dtprof.records import schema
 AT = schema.OFFSET
 STATE = schema.STATE
 pack_f32 = struct.Struct("<f").pack_into
+pack_two_f32 = struct.Struct("<ff").pack_into
 unpack_f32 = struct.Struct("<f").unpack_from
 pack_u16 = struct.Struct("<H").pack_into
 pack_u64 = struct.Struct("<Q").pack_into

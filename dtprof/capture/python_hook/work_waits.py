@@ -6,11 +6,14 @@ from itertools import islice
 from time import monotonic_ns
 from typing import Any
 
-from dtprof.capture.python_hook.segment_writer import AT, STATE, complete, pack_f32, unpack_f32
+from dtprof.capture.python_hook.segment_writer import AT, STATE, complete, pack_f32, pack_two_f32, unpack_f32
 
 MAX_WATCHED = 64
 """Operations in flight whose Work is held; beyond these, the oldest are released and stay `returned`."""
 POLLED_AT_ONCE = 4
+DONE, FAILED = STATE["done"], STATE["failed"]
+WAITS, WAITED_FROM, WAITED_FOR = AT["waits"], AT["waited_from"], AT["waited_for"]
+"""The field behind the last is `done_after`: both are written at once."""
 
 _in_flight: dict[int, tuple[Any, mmap.mmap, int, int]] = {}
 """Work, memory and offset of its record, time of issue, by the id of the Work; oldest first.
@@ -89,17 +92,22 @@ def watch_waits(work_class: Any) -> None:
             return original(self, *arguments, **options)
         _, memory, at, issued = held
         started = monotonic_ns()
-        if memory[at + AT["waits"]] == 0:
-            pack_f32(memory, at + AT["waited_from"], started - issued)
-        memory[at + AT["waits"]] = min(memory[at + AT["waits"]] + 1, 255)
-        state = STATE["failed"]
+        waits = memory[at + WAITS]
+        if waits == 0:
+            pack_f32(memory, at + WAITED_FROM, started - issued)
+        memory[at + WAITS] = min(waits + 1, 255)
+        state = FAILED
         try:
             result = original(self, *arguments, **options)
-            state = STATE["done"]
+            state = DONE
         finally:
-            so_far = unpack_f32(memory, at + AT["waited_for"])[0]
-            pack_f32(memory, at + AT["waited_for"], so_far + monotonic_ns() - started)
-            complete(memory, at, issued, state)
+            ended = monotonic_ns()
+            waited = ended - started + (unpack_f32(memory, at + WAITED_FOR)[0] if waits else 0)
+            if memory[at] < DONE:  # issued or returned
+                pack_two_f32(memory, at + WAITED_FOR, waited, ended - issued)
+                memory[at] = state
+            else:
+                pack_f32(memory, at + WAITED_FOR, waited)
             _in_flight.pop(id(self), None)
         return result
 
