@@ -1,12 +1,14 @@
-"""The pictures of the report in docs/images: rendered from a stored run, light and dark.
+"""The pictures of the report in docs/images: every page, rendered from stored runs, light and dark.
 
-    python -m tests.docs.report_images [NAME...]     # NAME: overview, pipeline, timeline; default: all
+    python -m tests.docs.report_images [NAME...]     # NAME: overview, hang, timeline ...; default: all
 
 They are made and not pasted: after a change of a page, run it and look at what git shows.
 """
 
+import contextlib
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from dtprof.cli.main import main
@@ -14,13 +16,30 @@ from tests.browser.conftest import Page, open_browser
 from tests.golden.commands import unpack
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
-RUN = "pipeline-tensor"
-"""The stored run: four ranks, a pipeline of two stages by two ranks of tensor parallelism."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The stored run that a page is shown of, and the one that it is compared with."""
+
+    run: str = "pipeline-tensor"
+    """By default of four ranks: a pipeline of two stages by two ranks of tensor parallelism."""
+    against: str | None = None
+
+
 VIEWS = {
-    "overview": "#page-overview",
-    "pipeline": "#page-pipeline",
-    "timeline": "#page-timeline",
+    "overview": Shown(),
+    "hang": Shown(run="hung"),
+    "changes": Shown(),
+    "timeline": Shown(),
+    "pipeline": Shown(),
+    "collectives": Shown(),
+    "memory": Shown(),
+    "stragglers": Shown(run="slow"),
+    "comparison": Shown(run="ddp", against="slow"),
+    "measurement": Shown(),
 }
+"""By the name of the page."""
 WIDTH, HEIGHT = 1280, 1000
 
 
@@ -29,20 +48,36 @@ def image_path(name: str, *, dark: bool) -> Path:
     return FOLDER / f"report-{name}{'-dark' if dark else ''}.png"
 
 
+def write_report(shown: Shown, folder: Path) -> Path:
+    """Write the report of a stored run, unless it is there; return its file.
+
+    Raises:
+        SystemExit: the report could not be written.
+    """
+    html = folder / f"{shown.run}-{shown.against}.html"
+    if not html.exists():
+        runs = [run for run in (shown.run, shown.against) if run is not None]
+        for run in runs:
+            if not (folder / run).exists():
+                unpack(f"runs/{run}", folder)
+        against = ["--against", shown.against] if shown.against else []
+        with contextlib.chdir(folder):  # a page of a comparison shows where both runs lie
+            if status := main(["report", shown.run, *against, "-o", html.name]):
+                raise SystemExit(status)
+    return html
+
+
 def render(names: list[str]) -> None:
-    """Write the report of the stored run, and a picture of each of these views in both themes."""
-    with tempfile.TemporaryDirectory(prefix="dtprof-images-") as folder:
-        unpack(f"runs/{RUN}", Path(folder))
-        html = Path(folder) / "report.html"
-        if status := main(["report", str(Path(folder) / RUN), "-o", str(html)]):
-            raise SystemExit(status)
-        with open_browser(Path(folder) / "profile") as driver:
+    """Write the reports of the stored runs, and a picture of each of these pages in both themes."""
+    with tempfile.TemporaryDirectory(prefix="dtprof-images-") as name_of_folder:
+        folder = Path(name_of_folder)
+        with open_browser(folder / "profile") as driver:
             driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-            page = Page(driver, html)
-            for dark in (False, True):
-                page.emulate(dark=dark, width=WIDTH, height=HEIGHT)
-                for name in names:
-                    page.open(VIEWS[name])
+            for name in names:
+                page = Page(driver, write_report(VIEWS[name], folder))
+                for dark in (False, True):
+                    page.emulate(dark=dark, width=WIDTH, height=HEIGHT)
+                    page.open(f"#page-{name}")
                     page.driver.save_screenshot(str(image_path(name, dark=dark)))
 
 
