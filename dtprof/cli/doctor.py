@@ -66,13 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
             "no command was given; expected the one that starts the job after `--`, "
             "for example: dtprof doctor -- torchrun --nproc-per-node 4 train.py"
         )
-    from dtprof.analysis.preflight.preflight_case import Pipeline
-    from dtprof.report.documents.preflight_json import preflight_json
-    from dtprof.report.text.preflight_text import preflight_text
-    from dtprof.session.launch_preflight import PreflightRequest, check_launch
+    from dtprof.analysis.doctor.doctor_case import Pipeline
+    from dtprof.report.documents.doctor_json import doctor_json
+    from dtprof.report.text.doctor_text import doctor_text
+    from dtprof.session.launch_doctor import DoctorRequest, check_launch
 
     names = ("stages", "microbatches", "samples", "batch-size")
-    request = PreflightRequest(
+    request = DoctorRequest(
         command=tuple(arguments.job),
         seconds=parse_whole("--time", arguments.time, LEAST_S, MOST_S),
         output=arguments.output,
@@ -91,9 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     end = check_launch(request)
     if arguments.json:
-        print(json.dumps(preflight_json(end.result), indent=1))
+        print(json.dumps(doctor_json(end.result), indent=1))
     else:
-        print(preflight_text(end.result))
+        print(doctor_text(end.result))
     print(f"dtprof: measurements of the ranks are kept in {_short(end.folder)}", file=sys.stderr)
     if end.matrix is not None:
         print(f"dtprof: bandwidths are kept in {_short(end.matrix)}, for dtprof plan --from", file=sys.stderr)

@@ -4,16 +4,10 @@ import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from dtprof import launchers
 from dtprof.diagnosis.log_facts import BACKWARD, MAX_RANK, Communicator, Exit, Facts, Note, Trace
 from dtprof.records.tables import Group, Site
 
-LAUNCHERS = (
-    "ChildFailedError",
-    "SignalException",
-    "ProcessRaisedException",
-    "ProcessExitedException",
-    "CalledProcessError",
-)
 FROM_OUTSIDE = ("KeyboardInterrupt", "SystemExit")
 RAISED_BY_TORCH = re.compile(r"RuntimeError|Dist\w*Error|TimeoutError|Rendezvous\w*|Connection\w*Error|BrokenPipeError")
 SAID_BY_C10D = re.compile(
@@ -172,7 +166,7 @@ def _judge(chain: list[Trace], job: LoggedJob) -> None:
 def blame(trace: Trace) -> str:
     """Classify an exception: own, victim, mismatch, launcher, outside."""
     name = simple_type(trace)
-    if name in LAUNCHERS:
+    if name in launchers.EXCEPTIONS:
         return "launcher"
     if name in FROM_OUTSIDE:
         return "outside"

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtprof import settings
+from dtprof import launchers, settings
 from dtprof.errors import OutputError, UsageError
 from dtprof.launch import interpreter
 
@@ -13,13 +13,6 @@ PTH = "dtprof_inject.pth"
 MODULE = "_dtprof_inject.py"
 SIGNATURE = "Written by `dtprof inject install`"
 ASK_TIMEOUT_S = 60
-LAUNCHERS = (
-    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch-distributed-run"),
-    *("accelerate", "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner"),
-)
-"""Programs and modules that start ranks."""
-RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""Variables that ranks have."""
 _TEXT = '''\
 """{ours}, taken away by `dtprof inject remove`: starts dtprof in jobs of `dtprof run`, and where a store is named
 here or in DTPROF_ALWAYS in every torch job; else it does nothing."""
@@ -144,8 +137,8 @@ def _text(store: str) -> str:
         folder=settings.JOBS_FOLDER,
         store=store,
         python=sys.executable,
-        launchers=LAUNCHERS,
-        ranks=RANKS,
+        launchers=launchers.recorded_launchers(),
+        ranks=launchers.RANKS,
     )
 
 

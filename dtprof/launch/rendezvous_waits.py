@@ -2,32 +2,18 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from dtprof import launchers
 from dtprof.launch import stack_sampler
-from dtprof.launch.launcher_options import find_option
 from dtprof.launch.run_processes import is_of_run, python_processes
 from dtprof.records import paths, writer
 
 MAX_LAUNCHERS = 8
-_PROGRAMS = ("torchrun", "accelerate")
-_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-_OPTIONS = {
-    "nodes": ("nnodes|num[-_]machines", "PET_NNODES"),
-    "ranks_per_node": ("nproc[-_]per[-_]node", "PET_NPROC_PER_NODE"),
-    "endpoint": ("rdzv[-_]endpoint", "PET_RDZV_ENDPOINT"),
-    "address": ("master[-_]addr|main[-_]process[-_]ip", "PET_MASTER_ADDR"),
-    "port": ("master[-_]port|main[-_]process[-_]port", "PET_MASTER_PORT"),
-    "id": ("rdzv[-_]id", "PET_RDZV_ID"),
-    "node_rank": ("node[-_]rank|machine[-_]rank", "PET_NODE_RANK"),
-}
-"""Options of torchrun and accelerate by their meaning, with the variable that torchrun reads in place of each."""
-_PATTERNS = {name: re.compile(rf"--?({options})(?:=(.*))?") for name, (options, _) in _OPTIONS.items()}
 _ELASTIC = "torch/distributed/elastic/"
 _WAITS = ("next_rendezvous", "_rendezvous", "get_rendezvous_handler")
 _STORE_WAIT = "_create_tcp_store"
@@ -112,17 +98,17 @@ def find_place(threads: Any) -> str | None:
 
 def read_options(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of a launcher for its rendezvous, from its command line, else from its environment."""
-    given = {
-        name: find_option(command, pattern) or environment.get(_OPTIONS[name][1]) or ""
-        for name, pattern in _PATTERNS.items()
-    }
-    address, port = given["address"], given["port"]
+
+    def given(option: launchers.LauncherOption) -> str:
+        return launchers.find_option(command, option.pattern) or environment.get(option.variable) or ""
+
     return {
-        "nodes": _number(given["nodes"].partition(":")[0]) or 1,
-        "ranks_per_node": _number(given["ranks_per_node"]),
-        "node_rank": _number(given["node_rank"]),
-        "endpoint": given["endpoint"] or ":".join(filter(None, (address, port))),
-        "id": given["id"],
+        "nodes": _number(given(launchers.NODES).partition(":")[0]) or 1,
+        "ranks_per_node": _number(given(launchers.RANKS_PER_NODE)),
+        "node_rank": _number(given(launchers.NODE_RANK)),
+        "endpoint": given(launchers.ENDPOINT)
+        or ":".join(filter(None, (given(launchers.ADDRESS), given(launchers.PORT)))),
+        "id": given(launchers.RENDEZVOUS_ID),
     }
 
 
@@ -134,7 +120,7 @@ def _launchers(run: Path) -> Iterator[tuple[int, list[str], dict[str, str]]]:
             if process.pid == os.getpid() or "LOCAL_RANK" in environment:
                 continue
             command = process.cmdline()
-            if not _is_launcher(command) or any(_is_rank(child, run) for child in process.children()):
+            if not launchers.has_rendezvous(command) or any(_is_rank(child, run) for child in process.children()):
                 continue
         except (psutil.Error, OSError):
             continue  # it has ended
@@ -142,14 +128,6 @@ def _launchers(run: Path) -> Iterator[tuple[int, list[str], dict[str, str]]]:
         found += 1
         if found == MAX_LAUNCHERS:
             return
-
-
-def _is_launcher(command: Sequence[str]) -> bool:
-    """Say whether the interpreter runs a launcher; words behind the first few are the program's own."""
-    return any(
-        Path(word).name in _PROGRAMS or word in _MODULES or word.endswith("torch/distributed/run.py")
-        for word in command[:6]
-    )
 
 
 def _is_rank(process: psutil.Process, run: Path) -> bool:

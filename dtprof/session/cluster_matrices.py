@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtprof.analysis.preflight.preflight_judgement import Earlier, Preflight
+from dtprof.analysis.doctor.doctor_judgement import DoctorResult, Earlier
 from dtprof.errors import OutputError, UsageError
 from dtprof.records import writer
 
@@ -77,7 +77,7 @@ def earlier_of(measurements: Sequence[Mapping[str, Any]]) -> Earlier:
     return Earlier(gb_per_s={key: statistics.median(values) for key, values in rates.items()}, count=len(measurements))
 
 
-def keep(file: Path, measurements: Sequence[Mapping[str, Any]], result: Preflight) -> None:
+def keep(file: Path, measurements: Sequence[Mapping[str, Any]], result: DoctorResult) -> None:
     """Add a measurement, and forget the oldest beyond MOST_KEPT.
 
     Raises:

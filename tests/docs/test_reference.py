@@ -13,7 +13,7 @@ from dtprof.analysis.comparison import thresholds
 from dtprof.analysis.comparison.comparison_series import TABLES, measure_run
 from dtprof.analysis.comparison.run_comparison import VERDICTS, compare_runs
 from dtprof.analysis.comparison.thresholds import Threshold, check_threshold
-from dtprof.analysis.preflight import preflight_judgement
+from dtprof.analysis.doctor import doctor_judgement
 from dtprof.analysis.results import PARTS
 from dtprof.cli.main import COMMANDS
 from dtprof.diagnosis.findings import OUTCOMES, Finding, Verdict
@@ -89,9 +89,9 @@ def test_the_kinds_of_findings_are_those_of_the_rules() -> None:
 def test_the_kinds_that_doctor_finds_are_those_of_its_checks() -> None:
     page = load("docs/reference/doctor.md").prose
     kinds = page.partition("\n## Kinds\n")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^### (.+)$", kinds, re.MULTILINE)) == set(preflight_judgement.KINDS)
-    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "dtprof/analysis/preflight").glob("*.py")]
-    assert {kind for text in texts for kind in re.findall(r'kind="([a-z-]+)"', text)} == set(preflight_judgement.KINDS)
+    assert set(re.findall(r"^### (.+)$", kinds, re.MULTILINE)) == set(doctor_judgement.KINDS)
+    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "dtprof/analysis/doctor").glob("*.py")]
+    assert {kind for text in texts for kind in re.findall(r'kind="([a-z-]+)"', text)} == set(doctor_judgement.KINDS)
 
 
 def test_a_module_of_rules_or_sources_gives_no_kind_that_the_registry_lacks() -> None:

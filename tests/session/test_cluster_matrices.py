@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.preflight.preflight_judgement import judge
+from dtprof.analysis.doctor.doctor_judgement import judge
 from dtprof.errors import UsageError
 from dtprof.records.rank_probes import CollectiveTimes
 from dtprof.session import cluster_matrices
 from dtprof.session.engines import make_engine
 from dtprof.session.layout_plans import PlanRequest, plan
-from tests.analysis.preflight.test_launch_checks_on_probes import sound_case
+from tests.analysis.doctor.test_launch_checks_on_probes import sound_case
 
 OPTIONS = ("params", "sequence", "batch", "ranks", "hosts", "memory", "flops", "link", "network", "top")
 

@@ -16,9 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dtprof import __version__, fence
+from dtprof import __version__, fence, launchers
 from dtprof.launch import memory_cgroup, storage
-from dtprof.launch.rank_probe import rank_places
 from dtprof.records import writer
 from dtprof.records.rank_probes import Interface, RankProbe
 
@@ -42,7 +41,7 @@ WRITE_LIMIT_S = 2.0
 
 def place_of_rank(environment: dict[str, str]) -> RankProbe:
     """Return the document of this rank as it begins: its place, and the variables of its launcher."""
-    place = rank_places.find_place(environment)
+    place = launchers.read_rank_place(environment)
     port = environment.get("MASTER_PORT", "")
     return RankProbe(
         rank=place.rank,
@@ -53,7 +52,7 @@ def place_of_rank(environment: dict[str, str]) -> RankProbe:
         launcher_pid=os.getppid(),
         host=writer.host_name(),
         pid=os.getpid(),
-        variables={name: text for name, text in environment.items() if rank_places.VARIABLES.fullmatch(name)},
+        variables=launchers.select_variables(environment),
         settings={
             name: text
             for name, text in environment.items()

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dtprof import settings
-from dtprof.launch.rank_probe import host_facts, link_timings, rank_places, rank_rendezvous
+from dtprof import launchers, settings
+from dtprof.launch.rank_probe import host_facts, link_timings, rank_rendezvous
 from dtprof.launch.rank_probe.rank_rendezvous import Clocks, Deadline, Listener, Rendezvous
 from dtprof.records import rank_probes
 from dtprof.records.rank_probes import JointProbe, RankProbe
@@ -28,7 +28,7 @@ END_S = 5.0
 
 def take_over() -> None:
     """Probe in place of this process's program, and end it; return only in a process that starts ranks itself."""
-    if rank_places.is_launcher(sys.orig_argv):
+    if launchers.is_launcher(sys.orig_argv):
         return
     try:
         _run(Path(os.environ[settings.ENV_PROBE_DIR]), float(os.environ.get(settings.ENV_PROBE_SECONDS, "60")))

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.analysis.preflight.launch_checks import read_pipeline
-from dtprof.analysis.preflight.link_checks import bus_factor
-from dtprof.analysis.preflight.preflight_case import Endpoint, LaunchFinding, Pipeline, PreflightCase
-from dtprof.analysis.preflight.preflight_judgement import KINDS, Earlier, judge
+from dtprof.analysis.doctor.doctor_case import DoctorCase, Endpoint, LaunchFinding, Pipeline
+from dtprof.analysis.doctor.doctor_judgement import KINDS, Earlier, judge
+from dtprof.analysis.doctor.launch_checks import read_pipeline
+from dtprof.analysis.doctor.link_checks import bus_factor
 from dtprof.records.rank_probes import CollectiveTimes, Interface, JointProbe, Link, RankProbe
-from dtprof.report.documents.preflight_json import preflight_json
-from dtprof.report.text.preflight_text import preflight_text
+from dtprof.report.documents.doctor_json import doctor_json
+from dtprof.report.text.doctor_text import doctor_text
 
 GIB = 1 << 30
 VERSIONS = {"torch": "2.13.0", "python": "3.11.7", "dtprof": "0.1.0"}
-Change = Callable[[PreflightCase], object]
+Change = Callable[[DoctorCase], object]
 
 
 def rank_probe(rank: int, *, hosts: int = 3, per_host: int = 2) -> RankProbe:
@@ -81,20 +81,20 @@ def links_of(probes: list[RankProbe], slow: Callable[[str, str], float] = lambda
     ]
 
 
-def sound_case(*, hosts: int = 3, per_host: int = 2) -> PreflightCase:
+def sound_case(*, hosts: int = 3, per_host: int = 2) -> DoctorCase:
     probes = [rank_probe(rank, hosts=hosts, per_host=per_host) for rank in range(hosts * per_host)]
-    return PreflightCase(joint=JointProbe(rank=0, probes=probes, links=links_of(probes)))
+    return DoctorCase(joint=JointProbe(rank=0, probes=probes, links=links_of(probes)))
 
 
-def found(case: PreflightCase, kind: str) -> list[LaunchFinding]:
+def found(case: DoctorCase, kind: str) -> list[LaunchFinding]:
     return [finding for finding in judge(case).findings if finding.kind == kind]
 
 
-def of_host(case: PreflightCase, host: str) -> list[RankProbe]:
+def of_host(case: DoctorCase, host: str) -> list[RankProbe]:
     return [probe for probe in case.probes if probe.host == host]
 
 
-def put(case: PreflightCase, host: str, **fields: object) -> None:
+def put(case: DoctorCase, host: str, **fields: object) -> None:
     for probe in of_host(case, host):
         for name, value in fields.items():
             setattr(probe, name, value)
@@ -105,31 +105,31 @@ def test_a_sound_launch_has_no_finding() -> None:
     assert result.findings == ()
     assert result.cannot_tell == ()
     assert result.clock_error_ns == 40_000.0
-    assert "nothing found" in preflight_text(result)
+    assert "nothing found" in doctor_text(result)
 
 
-def slow_node(case: PreflightCase) -> None:
+def slow_node(case: DoctorCase) -> None:
     case.joint.links = links_of(case.probes, lambda a, b: 0.1 if a != b and "node2" in (a, b) else 1.0)
 
 
-def slow_pair(case: PreflightCase) -> None:
+def slow_pair(case: DoctorCase) -> None:
     for link in case.joint.links:
         if {link.sender, link.receiver} == {0, 4}:
             link.gb_per_s = [0.2, 0.3, 0.25]
 
 
-def late_pair(case: PreflightCase) -> None:
+def late_pair(case: DoctorCase) -> None:
     for link in case.joint.links:
         if {link.sender, link.receiver} == {0, 4}:
             link.latency_ns = [2e6, 2.1e6]
 
 
-def duplicate_rank(case: PreflightCase) -> None:
+def duplicate_rank(case: DoctorCase) -> None:
     case.probes.append(replace(case.probes[3], pid=999, host="node2"))
     del case.probes[5]
 
 
-def other_rank_than_slurm(case: PreflightCase) -> None:
+def other_rank_than_slurm(case: DoctorCase) -> None:
     for probe in case.probes:
         probe.launcher = "env"
         probe.variables = {"SLURM_PROCID": str(probe.rank), "SLURM_NTASKS": "6"}
@@ -295,10 +295,10 @@ def test_a_fault_is_found_with_its_hosts_and_ranks(
     assert [(one.severity, one.hosts, one.ranks) for one in findings] == [(severity, hosts, ranks)]
     assert words in findings[0].summary
     assert findings[0].advice
-    assert words.split()[0] in preflight_text(judge(case))
+    assert words.split()[0] in doctor_text(judge(case))
 
 
-OF_THE_LAUNCH: list[tuple[str, str, PreflightCase, str]] = [
+OF_THE_LAUNCH: list[tuple[str, str, DoctorCase, str]] = [
     ("no-rank", "error", replace(sound_case(), joint=JointProbe(rank=0), exit_status=1), "ended with status 1"),
     (
         "no-rank",
@@ -330,7 +330,7 @@ OF_THE_LAUNCH: list[tuple[str, str, PreflightCase, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "severity", "case", "words"), OF_THE_LAUNCH)
-def test_a_fault_of_the_launch_is_found(kind: str, severity: str, case: PreflightCase, words: str) -> None:
+def test_a_fault_of_the_launch_is_found(kind: str, severity: str, case: DoctorCase, words: str) -> None:
     findings = found(case, kind)
     assert [one.severity for one in findings] == [severity]
     assert words in findings[0].summary
@@ -355,9 +355,7 @@ def test_hosts_with_other_numbers_of_ranks_are_named() -> None:
 
 
 def test_one_process_without_variables_is_said_to_show_one_rank_only() -> None:
-    case = PreflightCase(
-        joint=JointProbe(rank=0, probes=[replace(rank_probe(0, hosts=1, per_host=1), launcher="none")])
-    )
+    case = DoctorCase(joint=JointProbe(rank=0, probes=[replace(rank_probe(0, hosts=1, per_host=1), launcher="none")]))
     assert [one.kind for one in judge(case).findings] == ["single-rank"]
     assert judge(case).faults == ()
 
@@ -401,7 +399,7 @@ def test_json_has_the_fields_of_the_contract() -> None:
     case = sound_case()
     slow_pair(case)
     case.joint.collectives = [CollectiveTimes(group="0", ranks=[0, 1], op="all_reduce", nbytes=8, times_ns=[1000.0])]
-    document = json.loads(json.dumps(preflight_json(judge(case))))
+    document = json.loads(json.dumps(doctor_json(judge(case))))
     assert document["schema"] == 1
     assert {"kind", "severity", "hosts", "ranks", "summary", "advice"} <= document["findings"][0].keys()
     assert {"group": "0", "op": "all_reduce", "bytes": 8, "busbw_gb_per_s": 0.008}.items() <= document["bandwidth"][

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dtprof.launch.rank_probe.link_timings import pair_rounds
-from dtprof.launch.rank_probe.rank_places import Place, find_place, is_launcher
+from dtprof.launchers import RANKS, RankPlace, has_rendezvous, is_launcher, read_rank_place, recorded_launchers
+from dtprof.lint import vocabulary
 
-LAUNCHERS = [
+LAUNCHING = [
     "python /venv/bin/torchrun --nproc-per-node 2 train.py",
     "python -m torch.distributed.run train.py",
     "python -u -X dev -m torch.distributed.launch train.py",
@@ -14,7 +14,7 @@ LAUNCHERS = [
     "python /venv/bin/deepspeed train.py",
     "python -m deepspeed.launcher.launch train.py",
 ]
-RANKS = [
+TRAINING = [
     "python train.py",
     "python -u train.py --launcher torchrun",
     "python -m training.run",
@@ -23,12 +23,12 @@ RANKS = [
 ]
 
 
-@pytest.mark.parametrize("line", LAUNCHERS)
+@pytest.mark.parametrize("line", LAUNCHING)
 def test_programs_that_start_ranks_are_left_to_it(line: str) -> None:
     assert is_launcher(line.split())
 
 
-@pytest.mark.parametrize("line", RANKS)
+@pytest.mark.parametrize("line", TRAINING)
 def test_other_programs_are_ranks(line: str) -> None:
     assert not is_launcher(line.split())
 
@@ -55,18 +55,26 @@ def test_helpers_of_multiprocessing_are_no_ranks() -> None:
     ],
 )
 def test_the_place_of_a_rank_is_what_its_launcher_gave_it(text: str, expected: tuple[object, ...]) -> None:
-    place = find_place(dict(word.split("=", 1) for word in text.split()))
+    place = read_rank_place(dict(word.split("=", 1) for word in text.split()))
     names = ("launcher", "rank", "world_size", "local_rank", "local_world_size")
-    assert place == Place(**dict(zip(names, expected, strict=True)))  # type: ignore[arg-type]
+    assert place == RankPlace(**dict(zip(names, expected, strict=True)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 12, 13, 16, 33])
-def test_every_pair_of_ranks_meets_once_and_a_rank_is_in_one_pair_of_a_round(ranks: int) -> None:
-    rounds = pair_rounds(range(ranks))
-    pairs = [pair for one in rounds for pair in one]
-    assert len(pairs) == len(set(pairs)) == ranks * (ranks - 1) // 2
-    assert all(a < b for a, b in pairs)
-    for one in rounds:
-        met = [rank for pair in one for rank in pair]
-        assert len(met) == len(set(met))
-    assert max(map(len, rounds)) == (1 if ranks <= 12 else ranks // 2)
+@pytest.mark.parametrize("line", ["python -m torch.distributed.run t.py", "python /venv/bin/accelerate launch t.py"])
+def test_launchers_with_torchs_rendezvous_may_wait_for_other_hosts(line: str) -> None:
+    assert has_rendezvous(line.split())
+
+
+@pytest.mark.parametrize("line", ["python /venv/bin/deepspeed t.py", "python a.py b c d --run torchrun"])
+def test_other_programs_wait_in_no_rendezvous(line: str) -> None:
+    assert not has_rendezvous(line.split())
+
+
+def test_always_on_recording_takes_launchers_that_start_all_ranks_of_a_host() -> None:
+    assert {"torchrun", "torch.distributed.run", "accelerate", "deepspeed"} <= set(recorded_launchers())
+    assert not {"srun", "mpirun", "ray"} & set(recorded_launchers())
+
+
+def test_lint_takes_every_variable_of_a_rank_for_one() -> None:
+    """Lint imports nothing, so its words are its own."""
+    assert {name: vocabulary.RANK_VARIABLES.get(name) for name in RANKS} == dict.fromkeys(RANKS, "global")

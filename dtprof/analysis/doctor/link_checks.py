@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dtprof.analysis.preflight.preflight_case import LaunchFinding, PreflightCase, listed
+from dtprof.analysis.doctor.doctor_case import DoctorCase, LaunchFinding, listed
 from dtprof.records.rank_probes import CollectiveTimes
 
 SLOW_SHARE = 0.5
@@ -50,7 +50,7 @@ class CollectiveRate:
     backend: str
 
 
-def pair_rates(case: PreflightCase) -> list[PairRate]:
+def pair_rates(case: DoctorCase) -> list[PairRate]:
     """Return the rates of all pairs that were measured."""
     hosts = {probe.rank: probe.host for probe in case.probes}
     return [
@@ -68,7 +68,7 @@ def pair_rates(case: PreflightCase) -> list[PairRate]:
     ]
 
 
-def collective_rates(case: PreflightCase) -> list[CollectiveRate]:
+def collective_rates(case: DoctorCase) -> list[CollectiveRate]:
     """Return the bus bandwidth of every collective and size: busbw = S/t * factor, t the median of the repetitions."""
     hosts = {probe.rank: probe.host for probe in case.probes}
     return [
@@ -95,7 +95,7 @@ def bus_factor(row: CollectiveTimes) -> float:
     return 1.0 if row.op == "broadcast" else (size - 1) / size
 
 
-def slow_links(case: PreflightCase) -> Iterator[LaunchFinding]:
+def slow_links(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find hosts that are slow towards all others, and else single pairs."""
     rates = pair_rates(case)
     for backend in sorted({rate.backend for rate in rates}):

@@ -43,7 +43,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreflightCase:
+class DoctorCase:
     """The documents of the ranks, and what the launch itself shows."""
 
     joint: JointProbe

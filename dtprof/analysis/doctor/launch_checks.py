@@ -3,25 +3,26 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from dtprof.analysis.preflight.preflight_case import (
+from dtprof.analysis.doctor.doctor_case import (
+    DoctorCase,
     LaunchFinding,
     Pipeline,
-    PreflightCase,
     hosts_of,
     listed,
     ranks_of,
 )
 from dtprof.formatting import list_ranks, plural
+from dtprof.launchers import RANK_VARIABLES, find_option, option_pattern
 from dtprof.records.rank_probes import RankProbe
 
 MICROBATCHES_PER_STAGE = 4
 """Narayanan et al. and torch's own advice: with fewer the bubble of 1F1B, (p-1)/(m+p-1), takes a fifth and more."""
-STAGE_OPTIONS = (
-    r"--(?:pp|pipeline[-_]parallel[-_]size|pipeline[-_]model[-_]parallel[-_]size|parallelism\.pipeline_parallel_degree)"
+STAGE_OPTIONS = option_pattern(
+    r"pp|pipeline[-_]parallel[-_]size|pipeline[-_]model[-_]parallel[-_]size|parallelism\.pipeline_parallel_degree"
 )
-MICROBATCH_OPTIONS = r"--(?:num[-_])?micro[-_]?batches|--n[-_]microbatches"
-SAMPLE_OPTIONS = r"--(?:num[-_])?samples|--dataset[-_]size"
-BATCH_OPTIONS = r"--(?:per[-_]device[-_]train[-_])?batch[-_]size|--micro[-_]batch[-_]size"
+MICROBATCH_OPTIONS = option_pattern(r"(?:num[-_])?micro[-_]?batches|n[-_]microbatches")
+SAMPLE_OPTIONS = option_pattern(r"(?:num[-_])?samples|dataset[-_]size")
+BATCH_OPTIONS = option_pattern(r"(?:per[-_]device[-_]train[-_])?batch[-_]size|micro[-_]batch[-_]size")
 
 
 def read_pipeline(command: Sequence[str]) -> Pipeline:
@@ -34,16 +35,12 @@ def read_pipeline(command: Sequence[str]) -> Pipeline:
     )
 
 
-def _argument(command: Sequence[str], options: str) -> int | None:
-    for position, word in enumerate(command):
-        match = re.fullmatch(f"(?:{options})(?:=(.*))?", word)
-        if match is not None:
-            text = match[1] if match[1] is not None else next(iter(command[position + 1 : position + 2]), "")
-            return int(text) if text.isdecimal() and int(text) > 0 else None
-    return None
+def _argument(command: Sequence[str], options: re.Pattern[str]) -> int | None:
+    text = find_option(command, options) or ""
+    return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
-def world_size(case: PreflightCase) -> Iterator[LaunchFinding]:
+def world_size(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find ranks that were given different sizes, the same number, or a number beyond the size."""
     sizes: dict[int, list[RankProbe]] = {}
     by_rank: dict[int, list[RankProbe]] = {}
@@ -90,7 +87,7 @@ def world_size(case: PreflightCase) -> Iterator[LaunchFinding]:
         )
 
 
-def uneven_hosts(case: PreflightCase) -> Iterator[LaunchFinding]:
+def uneven_hosts(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find hosts that start another number of ranks than most."""
     if case.missing or len(case.hosts) < 2:
         return
@@ -107,7 +104,7 @@ def uneven_hosts(case: PreflightCase) -> Iterator[LaunchFinding]:
         )
 
 
-def mixed_launchers(case: PreflightCase) -> Iterator[LaunchFinding]:
+def mixed_launchers(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find two launchers at work: each believes that it gives the ranks."""
     for host, probes in case.hosts.items():
         agents = {probe.launcher_pid for probe in probes if probe.launcher == "torchrun"}
@@ -127,8 +124,9 @@ def mixed_launchers(case: PreflightCase) -> Iterator[LaunchFinding]:
                     "Start torchrun once a host (srun --ntasks-per-node=1), or the program itself without torchrun.",
                 ),
             )
-    names = (("OMPI_COMM_WORLD_RANK", "mpirun"), ("SLURM_PROCID", "srun"))
-    for variable, launcher in names:
+    # In reverse: where a launcher has several sets of variables, the first stays.
+    by_launcher = {names.launcher: names.rank for names in reversed(RANK_VARIABLES) if names.rank != "RANK"}
+    for launcher, variable in by_launcher.items():
         other = [
             probe
             for probe in case.probes
@@ -155,7 +153,7 @@ def _int(variables: dict[str, str], name: str) -> int | None:
     return int(match[0]) if match else None
 
 
-def own_start(case: PreflightCase) -> Iterator[LaunchFinding]:
+def own_start(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Say that the launch shows one rank only."""
     if len(case.probes) == 1 and case.probes[0].launcher == "none":
         yield LaunchFinding(
@@ -170,7 +168,7 @@ def own_start(case: PreflightCase) -> Iterator[LaunchFinding]:
         )
 
 
-def microbatches(case: PreflightCase) -> Iterator[LaunchFinding]:
+def microbatches(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find a pipeline with few microbatches."""
     stages, number = case.pipeline.stages, case.pipeline.microbatches
     if stages is None or number is None or stages < 2 or number >= MICROBATCHES_PER_STAGE * stages:
@@ -186,7 +184,7 @@ def microbatches(case: PreflightCase) -> Iterator[LaunchFinding]:
     )
 
 
-def uneven_data(case: PreflightCase) -> Iterator[LaunchFinding]:
+def uneven_data(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find data that does not divide into equal shards of whole batches."""
     samples, ranks = case.pipeline.samples, case.world_size
     if samples is None or ranks < 2 or (samples % ranks == 0 and samples // ranks % (case.pipeline.batch or 1) == 0):

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from dtprof.launch.preflight_launch import find_endpoint
+from dtprof.launch.probed_launch import find_endpoint
 
 
 @pytest.mark.parametrize(

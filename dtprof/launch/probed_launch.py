@@ -1,7 +1,6 @@
 """Start the command of a job with the probe in its ranks' place, for a limited time."""
 
 import os
-import re
 import signal
 import socket
 import time
@@ -12,14 +11,12 @@ from pathlib import Path
 import psutil
 
 from dtprof import settings
-from dtprof.analysis.preflight.preflight_case import Endpoint
+from dtprof.analysis.doctor.doctor_case import Endpoint
 from dtprof.launch import announcement, interpreter, job_launch
-from dtprof.launch.launcher_options import find_option
+from dtprof.launchers import ADDRESS, ENDPOINT, PORT, find_option
 
 GRACE_S = 10.0
 """How long after the ranks' own time the launcher may take to start them and to end."""
-ENDPOINT_OPTION = re.compile(r"--(rdzv[-_]endpoint|master[-_]addr|main[-_]process[-_]ip)(?:=(.*))?")
-PORT_OPTION = re.compile(r"--(master[-_]port|main[-_]process[-_]port)(?:=(.*))?")
 
 
 def probe_launch(command: Sequence[str], folder: Path, *, seconds: float) -> int | None:
@@ -77,8 +74,8 @@ def find_endpoint(command: Sequence[str], environment: Mapping[str, str]) -> End
     Options of torchrun, accelerate and deepspeed come before MASTER_ADDR and MASTER_PORT. A launch of one host that
     chooses its own address and port (--standalone) has none.
     """
-    host = find_option(command, ENDPOINT_OPTION)
-    port = find_option(command, PORT_OPTION)
+    host = find_option(command, ENDPOINT.pattern) or find_option(command, ADDRESS.pattern)
+    port = find_option(command, PORT.pattern)
     if host is not None and port is None and host.rpartition(":")[2].isdecimal() and ":" in host:
         host, _, port = host.rpartition(":")
     is_launcher_of_own = "--standalone" in command

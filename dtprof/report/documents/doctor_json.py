@@ -1,12 +1,12 @@
 """The verdict of `dtprof doctor` as JSON, schema 1."""
 
-from dtprof.analysis.preflight.preflight_judgement import Preflight
+from dtprof.analysis.doctor.doctor_judgement import DoctorResult
 from dtprof.formatting import round_figure
 
 SCHEMA = 1
 
 
-def preflight_json(result: Preflight) -> dict[str, object]:
+def doctor_json(result: DoctorResult) -> dict[str, object]:
     """Return the document; what is not known is null, with its reason under `cannot_tell`."""
     return {
         "schema": SCHEMA,

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dtprof.analysis.preflight import host_checks, launch_checks, link_checks, rendezvous_checks
-from dtprof.analysis.preflight.link_checks import CollectiveRate, PairRate
-from dtprof.analysis.preflight.preflight_case import SEVERITIES, LaunchFinding, PreflightCase, listed
+from dtprof.analysis.doctor import host_checks, launch_checks, link_checks, rendezvous_checks
+from dtprof.analysis.doctor.doctor_case import SEVERITIES, DoctorCase, LaunchFinding, listed
+from dtprof.analysis.doctor.link_checks import CollectiveRate, PairRate
 
-CHECKS: tuple[Callable[[PreflightCase], Iterator[LaunchFinding]], ...] = (
+CHECKS: tuple[Callable[[DoctorCase], Iterator[LaunchFinding]], ...] = (
     # Causes come before what follows from them.
     *(
         rendezvous_checks.unresolved_name,
@@ -54,7 +54,7 @@ class Earlier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preflight:
+class DoctorResult:
     """What `dtprof doctor` says of a launch."""
 
     findings: tuple[LaunchFinding, ...]
@@ -72,7 +72,7 @@ class Preflight:
         return tuple(finding for finding in self.findings if finding.severity != "info")
 
 
-def judge(case: PreflightCase, earlier: Earlier | None = None) -> Preflight:
+def judge(case: DoctorCase, earlier: Earlier | None = None) -> DoctorResult:
     """Return the findings, errors first, with the measured rates."""
     found = [finding for check in CHECKS for finding in check(case)]
     pairs = link_checks.pair_rates(case)
@@ -81,7 +81,7 @@ def judge(case: PreflightCase, earlier: Earlier | None = None) -> Preflight:
         found += link_checks.slower_than_earlier(pairs, dict(earlier.gb_per_s), times)
     errors = [probe.clock_error_ns for probe in case.firsts]
     known = [error for error in errors if error is not None]
-    return Preflight(
+    return DoctorResult(
         findings=tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))),
         pairs=tuple(pairs),
         bandwidth=tuple(link_checks.collective_rates(case)),
@@ -93,7 +93,7 @@ def judge(case: PreflightCase, earlier: Earlier | None = None) -> Preflight:
     )
 
 
-def _cannot_tell(case: PreflightCase, pairs: list[PairRate]) -> Iterator[str]:
+def _cannot_tell(case: DoctorCase, pairs: list[PairRate]) -> Iterator[str]:
     yield from case.joint.unmeasured
     if case.world_size > 1 and not pairs:
         yield "bandwidth: the ranks did not join a group"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from dtprof.analysis.preflight.preflight_case import (
+from dtprof.analysis.doctor.doctor_case import (
+    DoctorCase,
     LaunchFinding,
-    PreflightCase,
     hosts_of,
     listed,
     ranks_of,
@@ -29,7 +29,7 @@ HELD_DOWN = 0x8 | 0x40 | 0x80  # hardware, its heat, the power brake: as NVML co
 OTHERS_BYTES = 1 << 30
 
 
-def interfaces(case: PreflightCase) -> Iterator[LaunchFinding]:
+def interfaces(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find interfaces that variables name and that a host lacks, are down, or lead nowhere."""
     missing: dict[tuple[str, str], list[RankProbe]] = {}
     down: dict[tuple[str, str], list[RankProbe]] = {}
@@ -84,7 +84,7 @@ def _of_interface(probes: list[RankProbe], text: str, advice: str) -> LaunchFind
     )
 
 
-def interface_speeds(case: PreflightCase) -> Iterator[LaunchFinding]:
+def interface_speeds(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find a host whose fastest interface was negotiated slower than that of most hosts."""
     speeds = {
         probe.host: max((one.megabits_per_s or 0 for one in probe.interfaces if one.is_up and one.address), default=0)
@@ -107,7 +107,7 @@ def interface_speeds(case: PreflightCase) -> Iterator[LaunchFinding]:
         )
 
 
-def shared_memory(case: PreflightCase) -> Iterator[LaunchFinding]:
+def shared_memory(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find hosts with little /dev/shm."""
     for probe in case.firsts:
         size, free = probe.shared_memory_bytes, probe.shared_memory_free_bytes
@@ -127,7 +127,7 @@ def shared_memory(case: PreflightCase) -> Iterator[LaunchFinding]:
             )
 
 
-def limits(case: PreflightCase) -> Iterator[LaunchFinding]:
+def limits(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find limits of the system that the job may run into."""
     needed = FILES_PER_RANK * case.world_size + FILES_BESIDE
     few = [probe for probe in case.probes if probe.open_files is not None and 0 <= probe.open_files < needed]
@@ -166,7 +166,7 @@ def limits(case: PreflightCase) -> Iterator[LaunchFinding]:
             )
 
 
-def memory(case: PreflightCase) -> Iterator[LaunchFinding]:
+def memory(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find hosts with little memory for each rank."""
     for probe in case.firsts:
         ranks = len(case.hosts[probe.host])
@@ -183,7 +183,7 @@ def memory(case: PreflightCase) -> Iterator[LaunchFinding]:
             )
 
 
-def cores(case: PreflightCase) -> Iterator[LaunchFinding]:
+def cores(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find hosts whose ranks compute with more threads than they have cores."""
     for host, probes in case.hosts.items():
         usable = {core for probe in probes for core in probe.cores}
@@ -211,7 +211,7 @@ def cores(case: PreflightCase) -> Iterator[LaunchFinding]:
             )
 
 
-def disk(case: PreflightCase) -> Iterator[LaunchFinding]:
+def disk(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find disks under the run directory that are full, slow or cannot be written to."""
     for probe in case.firsts:
         ranks = len(case.hosts[probe.host])
@@ -247,7 +247,7 @@ def disk(case: PreflightCase) -> Iterator[LaunchFinding]:
             )
 
 
-def clocks(case: PreflightCase) -> Iterator[LaunchFinding]:
+def clocks(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find hosts whose clocks are far off, drift, or can be compared coarsely only."""
     for probe in case.firsts:
         offset, error = probe.wall_offset_ns, probe.clock_error_ns or 0.0
@@ -285,7 +285,7 @@ def clocks(case: PreflightCase) -> Iterator[LaunchFinding]:
             )
 
 
-def gpus(case: PreflightCase) -> Iterator[LaunchFinding]:
+def gpus(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find GPUs that the driver lost, with memory errors, held down, hot or in use by others."""
     for probe in case.firsts:
         for gpu in probe.gpus:
@@ -334,7 +334,7 @@ def _gpu_faults(gpu: dict[str, object]) -> Sequence[tuple[str, str, str]]:
     return found
 
 
-def devices(case: PreflightCase) -> Iterator[LaunchFinding]:
+def devices(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find ranks without a device of their own."""
     for host, probes in case.hosts.items():
         chosen: dict[str, list[RankProbe]] = {}

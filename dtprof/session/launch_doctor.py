@@ -5,16 +5,16 @@ import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dtprof.analysis.preflight import launch_checks
-from dtprof.analysis.preflight.preflight_case import Pipeline, PreflightCase
-from dtprof.analysis.preflight.preflight_judgement import Preflight, judge
-from dtprof.launch import preflight_launch, run_directory
+from dtprof.analysis.doctor import launch_checks
+from dtprof.analysis.doctor.doctor_case import DoctorCase, Pipeline
+from dtprof.analysis.doctor.doctor_judgement import DoctorResult, judge
+from dtprof.launch import probed_launch, run_directory
 from dtprof.records import rank_probes
 from dtprof.session import cluster_matrices
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreflightRequest:
+class DoctorRequest:
     """What is asked for."""
 
     command: tuple[str, ...]
@@ -27,15 +27,15 @@ class PreflightRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreflightEnd:
+class DoctorOutcome:
     """The verdict, where the documents of the ranks lie, and the file of the cluster, where one was written."""
 
-    result: Preflight
+    result: DoctorResult
     folder: Path
     matrix: Path | None
 
 
-def check_launch(request: PreflightRequest) -> PreflightEnd:
+def check_launch(request: DoctorRequest) -> DoctorOutcome:
     """Start the command with the probe, and judge what the ranks found.
 
     Raises:
@@ -45,12 +45,12 @@ def check_launch(request: PreflightRequest) -> PreflightEnd:
     """
     earlier = cluster_matrices.read_earlier(request.matrix) if request.matrix is not None else []
     folder = _make_folder(request)
-    endpoint = preflight_launch.find_endpoint(request.command, os.environ)
-    status = preflight_launch.probe_launch(request.command, folder, seconds=request.seconds)
+    endpoint = probed_launch.find_endpoint(request.command, os.environ)
+    status = probed_launch.probe_launch(request.command, folder, seconds=request.seconds)
     joint = rank_probes.read_probes(folder)
     said = launch_checks.read_pipeline(request.command)
     known = {name: value for name, value in vars(request.given).items() if value is not None}
-    case = PreflightCase(
+    case = DoctorCase(
         joint=joint,
         command=request.command,
         seconds=request.seconds,
@@ -67,10 +67,10 @@ def check_launch(request: PreflightRequest) -> PreflightEnd:
     result = judge(case, cluster_matrices.earlier_of(earlier))
     if matrix is not None:
         cluster_matrices.keep(matrix, earlier, result)
-    return PreflightEnd(result=result, folder=folder, matrix=matrix)
+    return DoctorOutcome(result=result, folder=folder, matrix=matrix)
 
 
-def _make_folder(request: PreflightRequest) -> Path:
+def _make_folder(request: DoctorRequest) -> Path:
     """Create the folder for the documents of the ranks; on a shared disk each host may have created it."""
     default = run_directory.default_directory(request.command)
     folder = (request.output or default.with_name(f"{default.name}-doctor")).absolute()

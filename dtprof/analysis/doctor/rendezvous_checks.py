@@ -3,9 +3,9 @@
 import functools
 from collections.abc import Callable, Iterator
 
-from dtprof.analysis.preflight.preflight_case import (
+from dtprof.analysis.doctor.doctor_case import (
+    DoctorCase,
     LaunchFinding,
-    PreflightCase,
     hosts_of,
     listed,
     ranks_of,
@@ -24,7 +24,7 @@ AT_STAGE = {
 }
 
 
-def no_rank(case: PreflightCase) -> Iterator[LaunchFinding]:
+def no_rank(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find that no rank came to the probe at all."""
     if case.probes:
         return
@@ -55,7 +55,7 @@ def no_rank(case: PreflightCase) -> Iterator[LaunchFinding]:
     )
 
 
-def missing_ranks(case: PreflightCase) -> Iterator[LaunchFinding]:
+def missing_ranks(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find ranks that never came, where others did."""
     missing = case.missing
     if not missing or not case.probes:
@@ -75,7 +75,7 @@ def missing_ranks(case: PreflightCase) -> Iterator[LaunchFinding]:
     )
 
 
-def stuck_ranks(case: PreflightCase) -> Iterator[LaunchFinding]:
+def stuck_ranks(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find ranks that came and got no further, by the stage and the error at which they stand."""
     if case.missing:
         return  # the others wait for those
@@ -95,7 +95,7 @@ def stuck_ranks(case: PreflightCase) -> Iterator[LaunchFinding]:
         )
 
 
-def unreachable_hosts(case: PreflightCase) -> Iterator[LaunchFinding]:
+def unreachable_hosts(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find hosts whose connections to others are not answered."""
     pairs = {(probe.host, host): address for probe in case.probes for host, address in probe.unreachable.items()}
     if not pairs:
@@ -121,7 +121,7 @@ def unreachable_hosts(case: PreflightCase) -> Iterator[LaunchFinding]:
     )
 
 
-def unresolved_name(case: PreflightCase) -> Iterator[LaunchFinding]:
+def unresolved_name(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find hosts on which the address of the rendezvous does not resolve."""
     failing = [probe for probe in case.probes if probe.master_error is not None]
     endpoint = case.endpoint
@@ -145,7 +145,7 @@ def unresolved_name(case: PreflightCase) -> Iterator[LaunchFinding]:
         )
 
 
-def no_address(case: PreflightCase) -> Iterator[LaunchFinding]:
+def no_address(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find that the launcher gave the ranks no address to meet at; the probe met at one of its own on each host."""
     without = [probe for probe in case.probes if probe.master is None and probe.world_size > 1]
     if not without:
@@ -162,7 +162,7 @@ def no_address(case: PreflightCase) -> Iterator[LaunchFinding]:
     )
 
 
-def loopback_address(case: PreflightCase) -> Iterator[LaunchFinding]:
+def loopback_address(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find hosts that others reach by an address that is only their own."""
     if len(case.hosts) < 2:
         return
@@ -201,7 +201,7 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def taken_port(case: PreflightCase) -> Iterator[LaunchFinding]:
+def taken_port(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find that somebody listened at the port of the rendezvous before the launch, or nobody where one should."""
     endpoint = case.endpoint
     if endpoint is None:
@@ -216,7 +216,7 @@ def taken_port(case: PreflightCase) -> Iterator[LaunchFinding]:
         )
 
 
-def version_mismatch(case: PreflightCase) -> Iterator[LaunchFinding]:
+def version_mismatch(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find versions that differ between ranks."""
     names = sorted({name for probe in case.probes for name in probe.versions})
     for name in names:
@@ -230,7 +230,7 @@ def version_mismatch(case: PreflightCase) -> Iterator[LaunchFinding]:
         )
 
 
-def setting_mismatch(case: PreflightCase) -> Iterator[LaunchFinding]:
+def setting_mismatch(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find variables of NCCL, gloo, OpenMP and torch that differ between ranks."""
     names = sorted({name for probe in case.probes for name in probe.settings})
     for name in names:

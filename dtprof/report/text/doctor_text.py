@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from dtprof.analysis.preflight.link_checks import CollectiveRate, PairRate
-from dtprof.analysis.preflight.preflight_case import LaunchFinding
-from dtprof.analysis.preflight.preflight_judgement import Preflight
+from dtprof.analysis.doctor.doctor_case import LaunchFinding
+from dtprof.analysis.doctor.doctor_judgement import DoctorResult
+from dtprof.analysis.doctor.link_checks import CollectiveRate, PairRate
 from dtprof.formatting import format_bytes, format_ns, format_rates, format_table, join_lines, plural
 from dtprof.report.text.labelled_lines import labelled
 
@@ -14,7 +14,7 @@ MOST_RANKS = 8
 GAP = "-"
 
 
-def preflight_text(result: Preflight) -> str:
+def doctor_text(result: DoctorResult) -> str:
     """Return the text."""
     errors = sum(finding.severity == "error" for finding in result.findings)
     warnings = sum(finding.severity == "warning" for finding in result.findings)
