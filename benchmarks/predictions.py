@@ -19,9 +19,9 @@ import numpy as np
 from benchmarks import pairs
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.prediction import Replayable
-from dtprof.analysis.whatif.replay import Floats
 from dtprof.analysis.whatif.run_graph import read_graph
 from dtprof.errors import UsageError
+from dtprof.intervals import Floats
 from dtprof.records.reader import open_run
 from dtprof.session.engines import make_engine
 from dtprof.session.layout_plans import PlanRequest, plan

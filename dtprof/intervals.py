@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 Intervals = npt.NDArray[np.int64]
 Column = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 NONE: Intervals = np.zeros((0, 2), np.int64)

@@ -14,7 +14,7 @@ from benchmarks.gpu.figures import Figure, emit
 from benchmarks.gpu.placement import backend, recorded, run_job, scratch, torchrun
 from dtprof.analysis.comparison.comparison_series import EXPOSED, JOB, RunFigures, measure_run
 from dtprof.analysis.comparison.comparison_series import Figure as Quantity
-from dtprof.interchange.importers.kineto_events import COLLECTIVE, KERNEL, Event, read_events
+from dtprof.interchange.importers.kineto_events import COLLECTIVE, KERNEL, KinetoEvent, read_events
 from dtprof.intervals import Intervals, intersect, pair, subtract, total, union
 from dtprof.records.reader import open_run
 
@@ -70,7 +70,7 @@ def find_exposed(trace_path: Path, *, begin_ns: int, end_ns: int, clock_ns: int,
     """Return the time, in ns a step, in which kernels of NCCL ran and no others, between two times of the host."""
     kernels: dict[int, list[tuple[float, float]]] = {KERNEL: [], COLLECTIVE: []}
 
-    def take(by_class: list[list[Event]]) -> None:
+    def take(by_class: list[list[KinetoEvent]]) -> None:
         for number, found in kernels.items():
             found.extend((event.ts, event.ts + event.dur) for event in by_class[number])
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.pairs import Comparison
-from dtprof.analysis.comparison.overhead_pairs import Interval, median_interval
+from dtprof.analysis.comparison.overhead_pairs import ConfidenceInterval, median_interval
 
 MARK = "FIGURE "
 
@@ -36,7 +36,7 @@ def read_figure(line: str) -> Figure | None:
     return Figure(**json.loads(line.removeprefix(MARK))) if line.startswith(MARK) else None
 
 
-def emit_ratio(name: str, compared: Comparison, *, most: float | None = None, note: str = "") -> Interval:
+def emit_ratio(name: str, compared: Comparison, *, most: float | None = None, note: str = "") -> ConfidenceInterval:
     """Print the median difference, and of the ratios less 1, with their 95 % intervals; `most` is the goal of these."""
     change = median_interval(compared.differences)
     emit(
@@ -67,7 +67,7 @@ def emit_ratio(name: str, compared: Comparison, *, most: float | None = None, no
     return ratio
 
 
-def is_below(interval: Interval, most: float) -> bool | None:
+def is_below(interval: ConfidenceInterval, most: float) -> bool | None:
     """Say whether a median is at most so much; None where its interval leaves that open."""
     return True if interval.high <= most else False if interval.low > most else None
 

@@ -33,7 +33,7 @@ class RankRecords(Protocol):
         """Read the last attempts of ranks, in this order."""
 
 
-class Run(RankRecords, Protocol):
+class SurveyedRun(RankRecords, Protocol):
     """A run, whose ranks are read part by part; records.reader.Run is one, monitor.live_run.LiveWindow another."""
 
     @property
@@ -146,7 +146,7 @@ class RankTask:
         )
 
 
-def survey_run(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys:
+def survey_run(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> Surveys:
     """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did.
 
     Parameters:
@@ -172,7 +172,7 @@ def survey_run(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys:
 
 
 def _survey_on(
-    run: Run, parts: Sequence[Sequence[int]], executor: Executor, clocks: Clocks, *, several_clocks: bool
+    run: SurveyedRun, parts: Sequence[Sequence[int]], executor: Executor, clocks: Clocks, *, several_clocks: bool
 ) -> Surveys:
     tasks = (
         SurveyTask(records=run.part(part), ranks=part, clocks=clocks, several_clocks=several_clocks) for part in parts

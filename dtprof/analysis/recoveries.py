@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dtprof.analysis.rank_surveys import Run
+from dtprof.analysis.rank_surveys import SurveyedRun
 from dtprof.analysis.results import Recovery
 from dtprof.analysis.steps.step_boundaries import find_steps_of
 from dtprof.formatting import list_ranks
@@ -12,7 +12,7 @@ from dtprof.job.world_size import newest_attempt
 from dtprof.records.tables import UNKNOWN_NS, RankTables
 
 
-def find_recoveries(run: Run) -> tuple[Recovery, ...]:
+def find_recoveries(run: SurveyedRun) -> tuple[Recovery, ...]:
     """Return each restart of the job, or of a replica, in the order of time: what follows a process that failed.
 
     Time is lost from the last record of the attempt before to the end of the first step of the next one, on the rank
@@ -51,7 +51,7 @@ def _times(before: RankTables, after: RankTables) -> tuple[int, int | None]:
     return before.last_ns + before.monotonic_to_realtime_ns, stepped
 
 
-def _has_finished(run: Run, tables: RankTables) -> bool:
+def _has_finished(run: SurveyedRun, tables: RankTables) -> bool:
     """Say whether a process came to its end, so that one after it is another program."""
     process_exit = run.exit_of(tables.host, tables.pid)
     if process_exit is not None and process_exit.status:
@@ -59,7 +59,7 @@ def _has_finished(run: Run, tables: RankTables) -> bool:
     return tables.ended_ns != UNKNOWN_NS and not tables.exceptions
 
 
-def describe_attempts(run: Run, recoveries: Sequence[Recovery]) -> list[str]:
+def describe_attempts(run: SurveyedRun, recoveries: Sequence[Recovery]) -> list[str]:
     """Return the caveats about earlier attempts, which no other figure shows."""
     newest = newest_attempt(run.folders)
     if not newest:

@@ -434,7 +434,7 @@ class CriticalPathResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class TimelineBar:
     """One bar of the timeline."""
 
     rank: int
@@ -454,7 +454,7 @@ class Timeline:
     last_step: int
     origin_ns: int
     end_ns: int
-    intervals: tuple[Interval, ...]
+    intervals: tuple[TimelineBar, ...]
     left_out: int  # intervals that were too many to keep
 
 

@@ -31,7 +31,7 @@ from dtprof.analysis.pipeline.slack import Slack
 from dtprof.analysis.placed_ranks import RankTiming
 from dtprof.analysis.rank_exits import describe_end
 from dtprof.analysis.rank_reductions import BatchReduction, RankFacts, RankReduction, reduce_ranks
-from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
+from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
 from dtprof.analysis.recoveries import describe_attempts, find_recoveries
 from dtprof.analysis.results import (
     BUBBLE,
@@ -121,7 +121,7 @@ def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
     return reductions
 
 
-def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
+def summarise(run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
     """Summarise a run. Each rank is loaded twice, one at a time; three times where clocks of hosts are to be aligned.
 
     Parameters:
@@ -133,7 +133,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
 
 
 def summarise_closely(
-    run: Run,
+    run: SurveyedRun,
     executor: Executor,
     *,
     surveys: Surveys,
@@ -150,7 +150,7 @@ def summarise_closely(
 
 
 def reduce_run(
-    run: Run,
+    run: SurveyedRun,
     executor: Executor,
     *,
     surveys: Surveys,
@@ -190,7 +190,7 @@ def reduce_run(
     return reduced
 
 
-def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, used: MeasuredSteps) -> Summary:
+def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions[Found], *, used: MeasuredSteps) -> Summary:
     """Return the summary of a run from its reduced ranks over these steps; reads no record."""
     chosen = newest_ranks(run.folders)
     facts, pipelines, clocks, one_clock = surveys.facts, surveys.pipelines, surveys.clocks, surveys.one_clock
@@ -422,7 +422,7 @@ def _series(own: RankSteps) -> StepSeries:
 def _rank_result(
     fact: RankFacts,
     reduction: RankReduction,
-    run: Run,
+    run: SurveyedRun,
     *,
     waited_for_ns: dict[int, int] | None,
     knows_bubble: bool,
@@ -459,7 +459,7 @@ def _rank_result(
 
 
 def _stragglers(
-    run: Run,
+    run: SurveyedRun,
     facts: Sequence[RankFacts],
     reductions: Sequence[RankReduction],
     pipelines: Mapping[int, RankPipeline],
@@ -486,7 +486,7 @@ def _stragglers(
     return tuple(replace(one, sampled=sampled.get(one.rank)) for one in found), caveats
 
 
-def _read_device_nodes(run: Run, facts: Sequence[RankFacts]) -> list[NodeSamples]:
+def _read_device_nodes(run: SurveyedRun, facts: Sequence[RankFacts]) -> list[NodeSamples]:
     """Return the samples of the nodes where a rank computes on a device; nothing is read where none does."""
     if not any(fact.device_uuid for fact in facts):
         return []

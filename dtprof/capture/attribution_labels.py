@@ -22,7 +22,7 @@ class Description(NamedTuple):
 Describe = Callable[..., Description]
 
 
-class Labels:
+class AttributionLabels:
     """The labels of one log, each declared once in the run."""
 
     def __init__(self, recorder: Recorder) -> None:

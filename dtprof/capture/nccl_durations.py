@@ -22,7 +22,7 @@ SHARE = 0.002
 NS_PER_MS = 1_000_000
 
 
-class DeviceTimes:
+class NcclDurations:
     """Reads the ring and records each completed operation once."""
 
     def __init__(self, recorder: Recorder, group_ids: Mapping[str, int], read: Callable[[], bytes]) -> None:
@@ -92,7 +92,7 @@ def follow(recorder: Recorder, group_ids: Mapping[str, int]) -> None:
         return
     fence.warn_once(f"begins and ends of NCCL's kernels are not recorded, only durations ({reason})")
     if read := reader():
-        DeviceTimes(recorder, group_ids, read).start()
+        NcclDurations(recorder, group_ids, read).start()
 
 
 def reader() -> Callable[[], bytes] | None:

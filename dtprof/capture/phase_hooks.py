@@ -20,7 +20,7 @@ from dtprof.capture.frameworks.imports import after_import, replace_copies
 from dtprof.capture.memory_sampler import Memory
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.spans import Spans
-from dtprof.capture.step_counter import Steps
+from dtprof.capture.step_counter import CountedSteps
 from dtprof.capture.user_marks import UserMarks
 from dtprof.capture.window_control import Windows
 from dtprof.records import events
@@ -55,7 +55,7 @@ class Phases:
         self._forward = Forward(self._spans)
         self.memory = Memory(self._spans, self._forward)
         self.windows = Windows(self.memory)
-        self._steps = Steps(self._spans, self._forward, self.memory, self.windows)
+        self._steps = CountedSteps(self._spans, self._forward, self.memory, self.windows)
 
     def install(self) -> None:
         """Hook torch's autograd, optimizers, data loader, gradient scaler, models, checkpoints and compiler.
@@ -75,7 +75,7 @@ class Phases:
         self._forward.install()
         self.memory.install()
         self.windows.install()
-        Pauses(self._spans).install()
+        CollectorPauses(self._spans).install()
         self._take_marks()
 
     @fence.fenced("the marks of the program")
@@ -210,7 +210,7 @@ def _code_that_pickles(storage: Any) -> frozenset[types.CodeType]:
     return frozenset(function.__code__ for function in functions if isinstance(function, types.FunctionType))
 
 
-class Pauses:
+class CollectorPauses:
     """Pauses of Python's garbage collector that are long enough to matter.
 
     A collection may begin anywhere, inside the recorder too, so its callback only appends times; the next phase records

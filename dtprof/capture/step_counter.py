@@ -30,7 +30,7 @@ def _number_of_steps(value: Any) -> int | None:
     return int(value)
 
 
-class Steps:
+class CountedSteps:
     """Counts steps; optimizers that step with no backward pass between them end the same step."""
 
     def __init__(self, spans: Spans, forward: Forward, memory: Memory, windows: Windows) -> None:

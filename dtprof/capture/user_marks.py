@@ -2,7 +2,7 @@
 
 from dtprof import fence
 from dtprof.capture.spans import Spans
-from dtprof.capture.step_counter import Steps
+from dtprof.capture.step_counter import CountedSteps
 from dtprof.records import events
 
 MOST_NAMES = 1_000
@@ -14,7 +14,7 @@ OTHERS = "others"
 class UserMarks:
     """Records the marks of this process."""
 
-    def __init__(self, spans: Spans, steps: Steps) -> None:
+    def __init__(self, spans: Spans, steps: CountedSteps) -> None:
         """Record through these spans."""
         self._spans = spans
         self._steps = steps

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             "no command was given; expected the one that starts the job after `--`, "
             "for example: dtprof doctor -- torchrun --nproc-per-node 4 train.py"
         )
-    from dtprof.analysis.doctor.doctor_case import Pipeline
+    from dtprof.analysis.doctor.doctor_case import PipelineFigures
     from dtprof.report.documents.doctor_json import doctor_json
     from dtprof.report.text.doctor_text import doctor_text
     from dtprof.session.launch_doctor import DoctorRequest, check_launch
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         output=arguments.output,
         force=arguments.force,
         matrix=arguments.matrix,
-        given=Pipeline(
+        given=PipelineFigures(
             **{
                 name.partition("-")[0]: parse_whole(f"--{name}", text, 1, 1 << 40)
                 for name in names

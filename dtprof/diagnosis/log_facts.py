@@ -44,7 +44,7 @@ class Timeout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class LoggedProgress:
     """The progress of a process group on a rank."""
 
     rank: int | None
@@ -128,7 +128,7 @@ TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "floa
 REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 
 
-class Call(NamedTuple):
+class NcclCall(NamedTuple):
     """The arguments of an NCCL call on which all members must agree."""
 
     op: str
@@ -161,7 +161,7 @@ class Communicator:
     """The same on all members, where NCCL prints it (2.18 and later)."""
     device: int = 0
     file_rank: int | None = None
-    calls: deque[tuple[int, Call]] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
+    calls: deque[tuple[int, NcclCall]] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
     """With NCCL's own count."""
     total: int = 0
     """Calls so far, those not kept too."""
@@ -177,7 +177,7 @@ class Facts:
     """Everything found in one attempt; lists keep the order of the log."""
 
     timeouts: list[Timeout] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
+    progress: list[LoggedProgress] = field(default_factory=list)
     fingerprints: list[Fingerprint] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
     exits: dict[int, Exit] = field(default_factory=dict)
@@ -192,11 +192,11 @@ class Facts:
     """NCCL communicators with the calls on them, from NCCL's own log."""
     left_out: int = 0
 
-    def add(self, fact: Timeout | Progress | Fingerprint | Trace | Note) -> None:
+    def add(self, fact: Timeout | LoggedProgress | Fingerprint | Trace | Note) -> None:
         """Keep a fact, while there is room."""
         kinds: dict[type, list[object]] = {
             Timeout: self.timeouts,  # type: ignore[dict-item]
-            Progress: self.progress,  # type: ignore[dict-item]
+            LoggedProgress: self.progress,  # type: ignore[dict-item]
             Fingerprint: self.fingerprints,  # type: ignore[dict-item]
             Trace: self.traces,  # type: ignore[dict-item]
             Note: self.notes,  # type: ignore[dict-item]

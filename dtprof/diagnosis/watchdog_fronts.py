@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dtprof.diagnosis.log_facts import MAX_RANK, Progress, Timeout
+from dtprof.diagnosis.log_facts import MAX_RANK, LoggedProgress, Timeout
 from dtprof.diagnosis.logged_job import LoggedJob, group_of, operation
 from dtprof.records.tables import Group
 
@@ -12,7 +12,7 @@ class Front:
     """The oldest operation of a rank in a group that did not end."""
 
     timeout: Timeout
-    progress: Progress | None
+    progress: LoggedProgress | None
 
 
 Fronts = dict[int, Front]

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof.columns import distinct, is_any, median
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import FAR, Matched, split
 from dtprof.job.groups import Channel
@@ -29,8 +28,6 @@ from dtprof.records import codes
 from dtprof.records.events import FROM_ROOT, TO_ROOT
 from dtprof.records.nodes.host_clocks import MAX_DRIFT_PPM, WANDER_PPM, HostClock
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
-
-Floats = npt.NDArray[np.float64]
 
 MAX_MARKS = 1024
 MAX_WINDOWS = 64
@@ -57,7 +54,7 @@ class ClockResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LinearCorrection:
     """A correction that changes evenly: offset at a moment, slope, and the error over the run."""
 
     at_ns: float = 0.0
@@ -76,7 +73,7 @@ class Clocks:
 
     reference: str = ""  # boot id
     measured: Mapping[str, HostClock] = field(default_factory=dict)
-    corrections: Mapping[str, Line] = field(default_factory=dict)  # on top, by time of the reference
+    corrections: Mapping[str, LinearCorrection] = field(default_factory=dict)  # on top, by time of the reference
     errors_ns: Mapping[str, float] = field(default_factory=dict)  # of each clock that is aligned
     contradicted: Mapping[str, float] = field(default_factory=dict)  # ns beyond the error of its measurements
 
@@ -260,7 +257,7 @@ def bound_clocks(marks: Marks, reference: str) -> dict[tuple[str, str], _Bounds]
     }
 
 
-def fit_line(bounds: _Bounds, span: tuple[float, float], *, drift: float = 0.0) -> tuple[Line, float]:
+def fit_line(bounds: _Bounds, span: tuple[float, float], *, drift: float = 0.0) -> tuple[LinearCorrection, float]:
     """Return the line farthest from all bounds and the room it has to both sides; below 0 where bounds contradict.
 
     The clocks may wander from a line, by `_wander_ns` within the span of time. The error is how far any line that keeps
@@ -276,7 +273,7 @@ def fit_line(bounds: _Bounds, span: tuple[float, float], *, drift: float = 0.0) 
     middle = (span[0] + span[1]) / 2
     finite = np.concatenate((bounds.least[np.isfinite(bounds.least)], bounds.most[np.isfinite(bounds.most)]))
     if not np.isfinite(bounds.least).any() or not np.isfinite(bounds.most).any():
-        return Line(at_ns=middle, error_ns=np.inf), 0.0
+        return LinearCorrection(at_ns=middle, error_ns=np.inf), 0.0
     center = median(finite)
     at, least, most = bounds.at - middle, bounds.least - center, bounds.most - center
 
@@ -290,7 +287,7 @@ def fit_line(bounds: _Bounds, span: tuple[float, float], *, drift: float = 0.0) 
     least_slope, most_slope = -MAX_DRIFT - drift, MAX_DRIFT - drift
     best = _climb(gap, least_slope, most_slope)
     low, high = room(best)
-    line = Line(at_ns=middle, offset_ns=center + (low + high) / 2, slope=best)
+    line = LinearCorrection(at_ns=middle, offset_ns=center + (low + high) / 2, slope=best)
     if high < low:
         return replace(line, error_ns=(low - high) / 2 + wander_ns), (high - low) / 2
     slopes = np.linspace(_edge(gap, best, least_slope), _edge(gap, best, most_slope), 129)
@@ -345,7 +342,7 @@ def tighten(clocks: Clocks, marks: Marks, spans: Mapping[str, tuple[int, int]]) 
     """
     reference = clocks.reference or min(spans, default="")
     pairs = bound_clocks(marks, reference)
-    lines = {reference: Line()}
+    lines = {reference: LinearCorrection()}
     contradicted: dict[str, float] = {}
     straight: dict[str, HostClock] = {}
     for boot in spans:
@@ -385,12 +382,12 @@ def tighten(clocks: Clocks, marks: Marks, spans: Mapping[str, tuple[int, int]]) 
     )
 
 
-def _chain(known: Line, step: Line, *, reverse: bool) -> Line:
+def _chain(known: LinearCorrection, step: LinearCorrection, *, reverse: bool) -> LinearCorrection:
     """Return the correction of a clock that is compared with a known one; `reverse`: the known one with it."""
     sign = -1 if reverse else 1
     offset_ns = known.offset_ns + sign * step.offset_ns
     at_ns = step.at_ns + (offset_ns if reverse else known.offset_ns)
-    return Line(
+    return LinearCorrection(
         at_ns=at_ns,
         offset_ns=offset_ns + known.slope * (at_ns - known.at_ns),
         slope=known.slope + sign * step.slope,
@@ -400,7 +397,7 @@ def _chain(known: Line, step: Line, *, reverse: bool) -> Line:
 
 def _check(
     clocks: Clocks, boot: str, bounds: _Bounds | None, span: tuple[float, float], contradicted: dict[str, float]
-) -> tuple[Line, HostClock]:
+) -> tuple[LinearCorrection, HostClock]:
     """Return how a measured clock is to be corrected, and on top of which one: of itself, or of itself straightened.
 
     Between measurements that are off by their errors the clock is a line and what joins them is not: a line can correct
@@ -408,10 +405,10 @@ def _check(
     """
     clock = clocks.measured[boot]
     if not clock.points:
-        return Line(), clock
+        return LinearCorrection(), clock
     times = np.linspace(span[0], span[1], MAX_WINDOWS + 1)
     errors = _errors_at(clock, times)
-    as_measured = Line(at_ns=(span[0] + span[1]) / 2, error_ns=float(errors.max()))
+    as_measured = LinearCorrection(at_ns=(span[0] + span[1]) / 2, error_ns=float(errors.max()))
     if bounds is None:
         return as_measured, clock
     allowed = _errors_at(clock, bounds.at)
@@ -449,7 +446,7 @@ def _own_time(clock: HostClock, moment: int) -> int:
     return own
 
 
-def _size(line: Line, span: tuple[float, float] | None) -> float:
+def _size(line: LinearCorrection, span: tuple[float, float] | None) -> float:
     """Return how much a correction changes at most."""
     if span is None:
         return abs(line.offset_ns)

@@ -17,11 +17,11 @@ from dtprof.records.tables import Array
 MAX_REPLAYED = 200_000
 """Calls of all ranks that are replayed: programs repeat, so the first rounds show the order."""
 
-Place = tuple[GroupId, int]
+CollectivePlace = tuple[GroupId, int]
 """A collective: its group, and its position in it."""
 
 
-def find_ring(groups: Mapping[GroupId, Mapping[int, Array]]) -> dict[int, Place]:
+def find_ring(groups: Mapping[GroupId, Mapping[int, Array]]) -> dict[int, CollectivePlace]:
     """Return where ranks would wait for one another, for ever, if each call blocked; empty where all would end.
 
     Parameters:
@@ -33,7 +33,7 @@ def find_ring(groups: Mapping[GroupId, Mapping[int, Array]]) -> dict[int, Place]
     order = _order_of_threads(groups, common)
     if sum(len({group for group, _ in calls}) > 1 for calls in order.values()) < 2:
         return {}  # no two threads share several groups
-    came: dict[Place, list[tuple[int, int]]] = {}
+    came: dict[CollectivePlace, list[tuple[int, int]]] = {}
     at = dict.fromkeys(order, 0)
     ready = deque(order)
     while ready:
@@ -52,8 +52,8 @@ def find_ring(groups: Mapping[GroupId, Mapping[int, Array]]) -> dict[int, Place]
 
 
 def _closed_waits(
-    came: Mapping[Place, list[tuple[int, int]]], groups: Mapping[GroupId, Mapping[int, Array]]
-) -> dict[int, Place]:
+    came: Mapping[CollectivePlace, list[tuple[int, int]]], groups: Mapping[GroupId, Mapping[int, Array]]
+) -> dict[int, CollectivePlace]:
     """Return the places of a set of ranks that wait for one another only."""
     places = {rank: place for place, threads in came.items() for rank, _ in threads}
     if sum(map(len, came.values())) > len(places):
@@ -98,11 +98,11 @@ def _common_positions(tables: Mapping[int, Array]) -> tuple[int, int]:
 
 def _order_of_threads(
     groups: Mapping[GroupId, Mapping[int, Array]], common: Mapping[GroupId, tuple[int, int]]
-) -> dict[tuple[int, int], list[Place]]:
+) -> dict[tuple[int, int], list[CollectivePlace]]:
     """Return the collectives that all members made, by rank and thread in the order of issue."""
     keys = list(groups)
     ranks = sorted({rank for tables in groups.values() for rank in tables})
-    order: dict[tuple[int, int], list[Place]] = {}
+    order: dict[tuple[int, int], list[CollectivePlace]] = {}
     for rank in ranks:
         parts = []
         for number, group in enumerate(keys):

@@ -36,7 +36,7 @@ class Progress(TextEnum):
     STALLED = "stalled"
 
 
-class Phase(TextEnum):
+class RankPhase(TextEnum):
     """The phase of a rank outside operations, which decides how long it may take."""
 
     STEPS = "steps"
@@ -46,16 +46,16 @@ class Phase(TextEnum):
     COMPILE = events.COMPILE
 
 
-MAY_TAKE_LONG: Collection[Phase] = (Phase.CHECKPOINT, Phase.EVALUATION, Phase.COMPILE)
+MAY_TAKE_LONG: Collection[RankPhase] = (RankPhase.CHECKPOINT, RankPhase.EVALUATION, RankPhase.COMPILE)
 """Phases in which a rank may rightly keep the others waiting, for however long."""
 
 
-def phase_of(open_phases: Collection[str], *, steps: int) -> Phase:
+def phase_of(open_phases: Collection[str], *, steps: int) -> RankPhase:
     """Return the activity of a rank, from the names of its open phases and its number of ended steps."""
     for phase in MAY_TAKE_LONG:
         if phase in open_phases:
             return phase
-    return Phase.FIRST_STEP if steps == 0 and open_phases else Phase.STEPS
+    return RankPhase.FIRST_STEP if steps == 0 and open_phases else RankPhase.STEPS
 
 
 class Pauses:
@@ -96,7 +96,7 @@ class StallThreshold:
     reason: str
 
 
-def stall_threshold(*, hang_after_s: float, usual_pause_s: float, phase: Phase = Phase.STEPS) -> StallThreshold:
+def stall_threshold(*, hang_after_s: float, usual_pause_s: float, phase: RankPhase = RankPhase.STEPS) -> StallThreshold:
     """Return the stall threshold of a job.
 
     Parameters:
@@ -109,7 +109,7 @@ def stall_threshold(*, hang_after_s: float, usual_pause_s: float, phase: Phase =
     if phase in MAY_TAKE_LONG:
         return StallThreshold(seconds=float("inf"), reason=f"a rank is in phase {phase}, which may take long")
     thresholds = [StallThreshold(seconds=base_s, reason=given)]
-    if phase == Phase.FIRST_STEP:
+    if phase == RankPhase.FIRST_STEP:
         reason = f"{FIRST_STEP:g} times {given}: a rank works on its first step"
         thresholds.append(StallThreshold(seconds=FIRST_STEP * base_s, reason=reason))
     reason = f"{PAUSES:g} times the usual pause of this job, {usual_pause_s:.1f} s"
@@ -122,7 +122,7 @@ class RankProgress:
     """The progress of a running rank."""
 
     quiet_s: float  # since its newest progress
-    phase: Phase = Phase.STEPS
+    phase: RankPhase = RankPhase.STEPS
     waits: bool = False  # inside an operation: others have to come
 
 
@@ -153,7 +153,7 @@ def assess_job(ranks: Mapping[int, RankProgress], *, hang_after_s: float, usual_
         usual_pause_s: of the job, as Pauses tells it.
     """
     # Ranks inside operations wait for the others: how long that may take depends on what those are at.
-    phases = {rank.phase for rank in ranks.values() if not rank.waits} or {Phase.STEPS}
+    phases = {rank.phase for rank in ranks.values() if not rank.waits} or {RankPhase.STEPS}
     threshold = max(
         (stall_threshold(hang_after_s=hang_after_s, usual_pause_s=usual_pause_s, phase=phase) for phase in phases),
         key=lambda one: one.seconds,

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from dtprof import fence
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
@@ -31,11 +30,8 @@ class Mismatch:
     text: str  # in full, with the lines of both sides
 
 
-class Comparison(Protocol):
-    """Compares the new records."""
-
-    def __call__(self, is_last: bool, /) -> Iterable[Mismatch]:
-        """Return the newly detected mismatches; nothing comes after the last comparison."""
+Compare = Callable[[bool], Iterable[Mismatch]]
+"""Returns the mismatches that the new records show; the argument says that it is the last comparison."""
 
 
 class Comparer:
@@ -43,7 +39,7 @@ class Comparer:
 
     def __init__(
         self,
-        make: Callable[[Subscription], Comparison],
+        make: Callable[[Subscription], Compare],
         records: Subscription,
         node_folder: Path,
         *,
@@ -72,7 +68,7 @@ class Comparer:
             self._records.close()
 
     def _compare(self) -> None:
-        compare: Comparison | None = None
+        compare: Compare | None = None
         pause_s = EVERY_S
         while not self._thread.ended.wait(pause_s):
             compare = compare or self._make(self._records)

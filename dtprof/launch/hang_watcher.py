@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dtprof.fence import REPORTED, fenced, is_first
-from dtprof.job.stalls import INTERVAL_NS, Pauses, Phase, stall_threshold
+from dtprof.job.stalls import INTERVAL_NS, Pauses, RankPhase, stall_threshold
 from dtprof.launch import stack_sampler
 from dtprof.launch.rendezvous_waits import RendezvousWatch
 from dtprof.launch.unjoined_processes import find_starting
@@ -39,7 +39,7 @@ class StallVerdict:
     headline: str = ""  # what is said without figures that differ from poll to poll
 
 
-class Diagnose(Protocol):
+class DiagnoseStall(Protocol):
     """Reads the run and diagnoses the stall."""
 
     def __call__(self, run: Path) -> StallVerdict:
@@ -63,7 +63,7 @@ class Watcher:
         *,
         run: Path,
         hang_after_s: float,
-        diagnose: Diagnose,
+        diagnose: DiagnoseStall,
         say: Callable[[str], None],
         boot_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -124,7 +124,7 @@ class Watcher:
         if not self._all_have_ended():
             self._examine(quiet_s)
 
-    def _threshold_s(self, phase: Phase = Phase.STEPS) -> float:
+    def _threshold_s(self, phase: RankPhase = RankPhase.STEPS) -> float:
         """Return the stall threshold where the ranks that others wait for are in a phase."""
         return stall_threshold(hang_after_s=self._hang_after_s, usual_pause_s=self._pauses.usual_s, phase=phase).seconds
 
@@ -135,7 +135,7 @@ class Watcher:
         threshold_s = self._threshold_s()
         self._next_look = now + min(LOOK_EVERY_S, threshold_s * RECHECK_SHARE)
         waited_s = self._rendezvous.look(now)
-        self.may_yet_start = waited_s < self._threshold_s(Phase.FIRST_STEP)
+        self.may_yet_start = waited_s < self._threshold_s(RankPhase.FIRST_STEP)
         if not waited_s:
             self.hang = None
         if waited_s < threshold_s or (self.hang is not None and now - self._last_diagnosis < waited_s / 2):
@@ -163,7 +163,7 @@ class Watcher:
     def _examine(self, quiet_s: float) -> None:
         self._sample_stacks(native=self.hang is not None and self._follows_devices())
         verdict = self._diagnose(self._run)
-        if verdict.is_early and quiet_s < self._threshold_s(Phase.FIRST_STEP):
+        if verdict.is_early and quiet_s < self._threshold_s(RankPhase.FIRST_STEP):
             verdict = replace(verdict, is_hang=False)
         is_new = self._take(verdict, f"no rank has made progress for {quiet_s:.0f} s")
         # In which call of its driver a host is blocked only native frames tell, which take a second or more to read:

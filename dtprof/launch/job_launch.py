@@ -25,7 +25,7 @@ from dtprof.launch import (
     storage,
 )
 from dtprof.launch.archiver import Archiver
-from dtprof.launch.comparison_thread import Comparer, Comparison
+from dtprof.launch.comparison_thread import Compare, Comparer
 from dtprof.launch.kernel_log import count_host_oom_kills, list_oom_victims
 from dtprof.launch.late_ranks import LateRanks
 from dtprof.launch.memory_cgroup import count_oom_kills
@@ -77,9 +77,9 @@ def say(text: str) -> None:
 def run_job(
     command: Sequence[str],
     settings: JobSettings,
-    diagnose: hang_watcher.Diagnose,
+    diagnose: hang_watcher.DiagnoseStall,
     *,
-    compare: Callable[[Subscription], Comparison] | None = None,
+    compare: Callable[[Subscription], Compare] | None = None,
 ) -> JobEnd:
     """Run the command with its ranks instrumented.
 
@@ -172,7 +172,7 @@ class _Companions:
         watch: hang_watcher.Watcher,
         records: Path,
         metrics: MetricsSettings,
-        compare: Callable[[Subscription], Comparison] | None,
+        compare: Callable[[Subscription], Compare] | None,
     ) -> None:
         """Start all of them."""
         node_folder = records / paths.node_folder_name(writer.host_name())

@@ -25,7 +25,7 @@ SHOWN_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class TimedRun:
     """One run of the command, timed from outside."""
 
     arm: str
@@ -52,7 +52,7 @@ def scratch_folder() -> Iterator[Path]:
 
 def run_trials(
     command: Sequence[str], *, num_pairs: int, step_clock: bool, folder: Path, say: Callable[[str], None]
-) -> dict[str, list[Timing]]:
+) -> dict[str, list[TimedRun]]:
     """Run every arm once uncounted, then all arms in turn for each pair; return the counted runs by arm.
 
     Raises:
@@ -61,7 +61,7 @@ def run_trials(
     """
     numbers = itertools.count()
 
-    def measure(arm: str) -> Timing:
+    def measure(arm: str) -> TimedRun:
         place = folder / f"{next(numbers)}-{arm}"
         place.mkdir()
         return _run(command, arm, place, step_clock=step_clock)
@@ -72,7 +72,7 @@ def run_trials(
         longest_ns = max(longest_ns, uncounted.end_ns - uncounted.begin_ns)
         _delete_run(uncounted)
     say(f"one run takes {longest_ns / 1e9:.1f} s; {len(ARMS) * num_pairs} follow ...")
-    timings: dict[str, list[Timing]] = {arm: [] for arm in ARMS}
+    timings: dict[str, list[TimedRun]] = {arm: [] for arm in ARMS}
     for pair in range(num_pairs):
         for arm in ORDERS[pair % len(ORDERS)]:
             if timings[arm]:
@@ -82,13 +82,13 @@ def run_trials(
     return timings
 
 
-def _delete_run(timing: Timing) -> None:
+def _delete_run(timing: TimedRun) -> None:
     """Free the disk space of a run; only the newest run stays, for inspection."""
     if timing.run is not None:
         shutil.rmtree(timing.run, ignore_errors=True)
 
 
-def _run(command: Sequence[str], arm: str, place: Path, *, step_clock: bool) -> Timing:
+def _run(command: Sequence[str], arm: str, place: Path, *, step_clock: bool) -> TimedRun:
     environment = {name: value for name, value in os.environ.items() if name not in settings.OF_A_JOB}
     run = place / "run" if arm == "recorded" else None
     line = list(command)
@@ -111,7 +111,7 @@ def _run(command: Sequence[str], arm: str, place: Path, *, step_clock: bool) -> 
     if status != 0:
         raise JobFailedError(_failure(arm, status, output))
     processes = tuple(step_times_file.read_folder(place))
-    return Timing(arm=arm, begin_ns=begin_ns, end_ns=end_ns, processes=processes, run=run)
+    return TimedRun(arm=arm, begin_ns=begin_ns, end_ns=end_ns, processes=processes, run=run)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -16,7 +16,7 @@ KINDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class SourceLocation:
     """A place in the source."""
 
     file: str
@@ -40,17 +40,17 @@ class LintFinding:
 
     kind: str
     severity: str  # error, warning; acquitted: sound in a run
-    place: Place  # of the collective
+    place: SourceLocation  # of the collective
     function: str
     op: str
     group: str | None  # by its name in the source; None: the default group
     summary: str
     why: str
     advice: str
-    condition: Place | None = None  # the condition it depends on
-    called_from: Place | None = None  # the collective stands in a function that this line calls
+    condition: SourceLocation | None = None  # the condition it depends on
+    called_from: SourceLocation | None = None  # the collective stands in a function that this line calls
     ran: RunEvidence | None = None
-    ran_there: tuple[Place, ...] = ()  # all lines whose records are evidence
+    ran_there: tuple[SourceLocation, ...] = ()  # all lines whose records are evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,6 @@ class LintResult:
 class HandledCall:
     """A collective that a handler or a finally block issues itself, not in a function that it calls."""
 
-    place: Place  # its text is that of the line
-    handler: Place
+    place: SourceLocation  # its text is that of the line
+    handler: SourceLocation
     is_finally: bool = False

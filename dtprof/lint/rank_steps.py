@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from dtprof.lint import vocabulary
-from dtprof.lint.lint_findings import Place
+from dtprof.lint.lint_findings import SourceLocation
 from dtprof.lint.rank_values import Value
 
 OP, LOOP, BRANCH, BREAK, RETURN = "op", "loop", "branch", "break", "return"
@@ -19,7 +19,7 @@ class Condition:
 
     node: ast.stmt | ast.expr = field(compare=False)
     value: Value = field(compare=False)
-    place: Place
+    place: SourceLocation
     how: str  # branch, exit, loop; caught: ranks agree, but exceptions raised there are suppressed
     exit: str = ""  # return, continue, break, raise
 
@@ -32,8 +32,8 @@ class Token:
     name: str = ""  # of an operation; the text of a condition
     group: str = ""
     members: frozenset[int] | None = None
-    place: Place | None = None
-    called_from: Place | None = None
+    place: SourceLocation | None = None
+    called_from: SourceLocation | None = None
     conditions: tuple[Condition, ...] = ()
     inner: tuple[tuple["Token", ...], ...] = ()
 
@@ -97,7 +97,7 @@ def without_creations(tokens: Tokens, *, under_condition: bool = False) -> Token
     return tuple(found)
 
 
-def called_at(token: Token, place: Place, conditions: tuple[Condition, ...]) -> Token:
+def called_at(token: Token, place: SourceLocation, conditions: tuple[Condition, ...]) -> Token:
     """Return a step of a called function with the place and conditions of the call."""
     return Token(
         token.kind,
@@ -189,7 +189,7 @@ def is_true(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and bool(node.value)
 
 
-def places_of(*tokens: Token | None) -> tuple[Place, ...]:
+def places_of(*tokens: Token | None) -> tuple[SourceLocation, ...]:
     """Return the lines that records of the operations name."""
     return tuple(
         place

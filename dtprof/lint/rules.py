@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from dtprof.lint import vocabulary
 from dtprof.lint.exception_handlers import check_handlers
-from dtprof.lint.lint_findings import LintFinding, Place
+from dtprof.lint.lint_findings import LintFinding, SourceLocation
 from dtprof.lint.rank_divergence import Divergence, find_divergences, find_order
 from dtprof.lint.rank_steps import Condition, Token, Tokens, places_of, text_of
 from dtprof.lint.rank_values import NUM_RANKS, Value, truth
@@ -158,7 +158,7 @@ def _arguments(function: Function, scopes: Scopes, by_rank: list[Tokens]) -> Ite
             )
 
 
-def _issues(tokens: Tokens, place: Place) -> bool:
+def _issues(tokens: Tokens, place: SourceLocation) -> bool:
     return any(operation.place == place for token in tokens for operation in token.operations())
 
 

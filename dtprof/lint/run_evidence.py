@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from dtprof.lint.lint_findings import LintFinding, LintResult, Place, RunEvidence
+from dtprof.lint.lint_findings import LintFinding, LintResult, RunEvidence, SourceLocation
 
 CONFIRMED, ACQUITTED, NOT_RUN = "confirmed", "acquitted", "not-run"
 
@@ -39,7 +39,7 @@ def _judge(finding: LintFinding, groups: list[GroupCalls]) -> LintFinding:
     )
 
 
-def _in_group(places: tuple[Place, ...], group: GroupCalls) -> RunEvidence | None:
+def _in_group(places: tuple[SourceLocation, ...], group: GroupCalls) -> RunEvidence | None:
     lines = {(place.file, place.line) for place in places}
     counts = {rank: sum(_is_there(call, lines) for call in group.calls.get(rank, ())) for rank in group.ranks}
     if not any(counts.values()):

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 
 from dtprof.lint import vocabulary
-from dtprof.lint.lint_findings import Place
+from dtprof.lint.lint_findings import SourceLocation
 from dtprof.lint.rank_steps import (
     BREAK,
     LOOP,
@@ -53,9 +53,9 @@ def own_nodes(function: Function) -> Iterator[ast.AST]:
         waiting += reversed(list(ast.iter_child_nodes(node)))
 
 
-def place_of(function: Function, node: ast.stmt | ast.expr | ast.ExceptHandler, text: str = "") -> Place:
+def place_of(function: Function, node: ast.stmt | ast.expr | ast.ExceptHandler, text: str = "") -> SourceLocation:
     """Return the place of a node."""
-    return Place(file=str(function.module.path), line=node.lineno, column=node.col_offset + 1, text=text)
+    return SourceLocation(file=str(function.module.path), line=node.lineno, column=node.col_offset + 1, text=text)
 
 
 class Walker:
@@ -269,7 +269,7 @@ class Walker:
             return tuple(called_at(token, place, conditions) for token in issued)
         return self._method(node, place, conditions)
 
-    def _method(self, node: ast.Call, place: Place, conditions: tuple[Condition, ...]) -> Tokens:
+    def _method(self, node: ast.Call, place: SourceLocation, conditions: tuple[Condition, ...]) -> Tokens:
         func = node.func
         if isinstance(func, ast.Name):
             wrapped = self._scope.value(func).wrapped

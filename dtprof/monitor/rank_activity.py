@@ -10,7 +10,7 @@ import numpy as np
 from dtprof.analysis.rank_exits import describe_end
 from dtprof.analysis.steps.step_boundaries import number_marks
 from dtprof.job.axes import purpose_of
-from dtprof.job.stalls import SLOW_AFTER_NS, Phase, phase_of
+from dtprof.job.stalls import SLOW_AFTER_NS, RankPhase, phase_of
 from dtprof.monitor.device_operations import OpenDeviceOperations
 from dtprof.records import events, schema
 from dtprof.records.run_follower import Growth
@@ -35,7 +35,7 @@ class RankActivity:
     since_ns: int | None  # how long it has been at that, or since its newest record; None where no clock tells
     quiet_ns: int | None  # since its newest record; None where no clock tells
     memory_bytes: int | None
-    phase: Phase = Phase.STEPS
+    phase: RankPhase = RankPhase.STEPS
     joins: bool = False  # it is in init_process_group or new_group, in which others must come
 
     @property

@@ -16,7 +16,7 @@ OF_A_RUN = {paths.MANIFEST, paths.EXITS, paths.PROCESSES, paths.STACKS, paths.MI
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class DiagnosisInputs:
     """Paths by kind."""
 
     runs: tuple[Path, ...]
@@ -25,7 +25,7 @@ class Inputs:
     problems: tuple[str, ...]
 
 
-def sort_inputs(given: Iterable[Path]) -> Inputs:
+def sort_inputs(given: Iterable[Path]) -> DiagnosisInputs:
     """Classify every path; files of directories that are no runs are classified one by one.
 
     Raises:
@@ -63,7 +63,7 @@ def sort_inputs(given: Iterable[Path]) -> Inputs:
                 problems.append(f"{file} is neither a Flight Recorder dump nor text, and was not read")
     if not (runs or dumps or logs):
         raise NotARunError(f"{problems[0]}. Expected a run directory, Flight Recorder dumps or job logs.")
-    return Inputs(runs=tuple(runs), dumps=tuple(dumps), logs=tuple(logs), problems=tuple(problems[:5]))
+    return DiagnosisInputs(runs=tuple(runs), dumps=tuple(dumps), logs=tuple(logs), problems=tuple(problems[:5]))
 
 
 def is_run(path: Path) -> bool:

@@ -44,10 +44,10 @@ def diagnose(paths: Iterable[Path], engine: Engine = IN_THIS_PROCESS) -> "Verdic
 
 def _read_dumps(paths: Sequence[Path]) -> "JobState":
     from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
-    from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+    from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable
     from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
 
-    return gather_dumps(*read_dumps(paths, labels := Labels()), labels)
+    return gather_dumps(*read_dumps(paths, labels := ArgumentTable()), labels)
 
 
 def _read_logs(paths: Iterable[Path]) -> "list[JobState]":

@@ -56,7 +56,7 @@ def prune_beside(store: Path) -> None:
     LauncherThread(prune, "retention", niceness=NICENESS).start()
 
 
-def compare_while_running(records: "Subscription") -> comparison_thread.Comparison:
+def compare_while_running(records: "Subscription") -> comparison_thread.Compare:
     """Return the function that compares new records of the ranks of this host, and yields mismatched operations."""
     from dtprof.diagnosis.findings import Verdict
     from dtprof.diagnosis.live_comparison import LiveComparison

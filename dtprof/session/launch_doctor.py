@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dtprof.analysis.doctor import launch_checks
-from dtprof.analysis.doctor.doctor_case import DoctorCase, Pipeline
+from dtprof.analysis.doctor.doctor_case import DoctorCase, PipelineFigures
 from dtprof.analysis.doctor.doctor_judgement import DoctorResult, judge
 from dtprof.launch import probed_launch, run_directory
 from dtprof.records import rank_probes
@@ -22,7 +22,9 @@ class DoctorRequest:
     output: Path | None = None
     force: bool = False
     matrix: Path | None = None
-    given: Pipeline = field(default_factory=Pipeline)  # what the user says; the command's arguments say the rest
+    given: PipelineFigures = field(
+        default_factory=PipelineFigures
+    )  # what the user says; the command's arguments say the rest
     max_log_bytes: int = 256 << 20
 
 

@@ -47,7 +47,7 @@ def measure_overhead(command: Sequence[str], *, num_pairs: int, step_clock: bool
     )
 
 
-def _trial(timing: overhead_trials.Timing) -> overhead_pairs.Trial:
+def _trial(timing: overhead_trials.TimedRun) -> overhead_pairs.Trial:
     return overhead_pairs.trial_of(begin_ns=timing.begin_ns, end_ns=timing.end_ns, processes=timing.processes)
 
 

@@ -11,7 +11,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
-    Plan,
+    SchedulePlan,
     replay_actions,
 )
 from dtprof.analysis.run_summary import summarise
@@ -28,7 +28,7 @@ NAMES = {
 }
 
 
-def plan_of(schedule: str, ranks: int, microbatches: int) -> Plan:
+def plan_of(schedule: str, ranks: int, microbatches: int) -> SchedulePlan:
     if schedule == "InterleavedZeroBubble":
         return make_h1_plan(ranks=ranks, microbatches=microbatches)
     if schedule in ("ZBVZeroBubble", "DualPipeV"):
@@ -43,7 +43,7 @@ def plan_of(schedule: str, ranks: int, microbatches: int) -> Plan:
     return plan
 
 
-def run_of(schedule: str, plan: Plan, microbatches: int) -> MemoryRun:
+def run_of(schedule: str, plan: SchedulePlan, microbatches: int) -> MemoryRun:
     """Return ranks that follow a plan: each action 1 unit, a backward in one 2, times off by up to 2 %."""
     random = np.random.default_rng(3)
     acts = [act for own in plan for act in own]
@@ -70,7 +70,9 @@ def run_of(schedule: str, plan: Plan, microbatches: int) -> MemoryRun:
     return MemoryRun(builders)
 
 
-def _add_step(builders: Sequence[RankBuilder], plan: Plan, times: list[list[int]], at: int, microbatches: int) -> None:
+def _add_step(
+    builders: Sequence[RankBuilder], plan: SchedulePlan, times: list[list[int]], at: int, microbatches: int
+) -> None:
     rows = iter(times)
     for rank, own in zip(builders, plan, strict=True):
         rank.span("pp_step", at, at + 90 * microbatches * UNIT, microbatch=1)

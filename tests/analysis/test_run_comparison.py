@@ -3,7 +3,7 @@
 import pytest
 
 from dtprof.analysis.comparison.comparison_series import COLLECTIVES, JOB, RANKS, Figure, measure_run
-from dtprof.analysis.comparison.run_comparison import AT_LEAST, Change, Comparison, compare_runs
+from dtprof.analysis.comparison.run_comparison import AT_LEAST, Comparison, FigureChange, compare_runs
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.run_summary import summarise
 from tests.analysis.noisy_runs import noisy_run
@@ -17,7 +17,7 @@ def compare(a: MemoryRun, b: MemoryRun, at_least: float = AT_LEAST) -> Compariso
     return compare_runs(measure_run(a), measure_run(b), at_least=at_least)
 
 
-def change_of(result: Comparison, name: str, *, table: str = JOB, rank: int = -1) -> Change:
+def change_of(result: Comparison, name: str, *, table: str = JOB, rank: int = -1) -> FigureChange:
     (found,) = [
         c for c in result.changes if (c.figure.table, c.figure.name, c.figure.rank) == (table, name, rank)
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from dtprof.analysis.results import GroupResult, Interval, Summary, Timeline
+from dtprof.analysis.results import GroupResult, Summary, Timeline, TimelineBar
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import load_report
 from dtprof.report.pages.page_documents import render_documents
@@ -527,7 +527,7 @@ def test_a_browser_that_cannot_unpack_shows_the_tables_and_says_so(show: Show) -
 def evil_summary() -> Summary:
     """Return a run in which every name is an attack."""
     summary = summary_of(num_ranks=2)
-    interval = Interval(
+    interval = TimelineBar(
         rank=0, lane="communication", name=EVIL, kind=EVIL, begin_ns=0, end_ns=MS, label=f"{EVIL}\nline two {EVIL}"
     )
     prototype = replace(interval, kind="constructor", rank=1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtprof.capture.nccl_durations import DeviceTimes, reader
+from dtprof.capture.nccl_durations import NcclDurations, reader
 
 
 class Recorded:
@@ -37,7 +37,7 @@ def entry(record_id: int, *, state: str = "completed", group: str = "0", ms: flo
 def test_each_completed_operation_is_recorded_once() -> None:
     ring = [entry(0), entry(1, state="scheduled", ms=None), entry(2, group="7", ms=1.0), entry(3, group="unknown")]
     recorded = Recorded()
-    times = DeviceTimes(recorded, {"0": 4, "7": 5}, lambda: pickle.dumps({"entries": ring}))  # type: ignore[arg-type]
+    times = NcclDurations(recorded, {"0": 4, "7": 5}, lambda: pickle.dumps({"entries": ring}))  # type: ignore[arg-type]
     assert times.drain() is not None
     assert recorded.rows == [(4, 2_500_000, 90_000_000), (5, 1_000_000, 90_000_000)]
     ring[1] = entry(1, ms=0.25)
@@ -47,13 +47,13 @@ def test_each_completed_operation_is_recorded_once() -> None:
 
 
 def test_a_ring_that_cannot_be_read_ends_the_reading_and_harms_nobody(capsys: Any) -> None:
-    times = DeviceTimes(Recorded(), {}, lambda: b"no pickle")  # type: ignore[arg-type]
+    times = NcclDurations(Recorded(), {}, lambda: b"no pickle")  # type: ignore[arg-type]
     assert times.drain() is None
     assert "durations on the device is not recorded" in capsys.readouterr().err
 
 
 def test_a_forked_process_does_not_wait_for_the_thread_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = DeviceTimes(Recorded(), {}, lambda: pickle.dumps({"entries": []}))  # type: ignore[arg-type]
+    times = NcclDurations(Recorded(), {}, lambda: pickle.dumps({"entries": []}))  # type: ignore[arg-type]
     times._lock.acquire()  # as a thread held it that was not forked
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert times.drain() is None

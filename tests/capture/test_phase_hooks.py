@@ -24,7 +24,7 @@ def pauses() -> Iterator[Any]:
 
     before = list(gc.callbacks)
     gc.callbacks.clear()  # others are Python (hypothesis has one): what a signal handler raises inside them is lost
-    phase_hooks.Pauses(Spans).install()  # type: ignore[arg-type]
+    phase_hooks.CollectorPauses(Spans).install()  # type: ignore[arg-type]
     yield Spans.finished_pauses
     gc.callbacks[:] = before
 

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.torch_pickle import as_torch_pickles
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable
 from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
 from dtprof.diagnosis.verdict import decide
 
@@ -109,5 +109,5 @@ def write(folder: Path, ranks: list[Rank], *, as_json: bool = False) -> list[Pat
 
 def verdict_on(paths: list[Path]) -> Verdict:
     """Diagnose dumps."""
-    labels = Labels()
+    labels = ArgumentTable()
     return decide(gather_dumps(*read_dumps(paths, labels), labels))

@@ -16,7 +16,7 @@ from benchmarks.torch_pickle import as_torch_pickles
 from dtprof.cli.main import main
 from dtprof.diagnosis.sources.flight_recorder import dump_files
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable
 from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
 from dtprof.diagnosis.verdict import decide
 from dtprof.errors import DtprofError, NotADumpError
@@ -149,10 +149,10 @@ def test_rank_is_recognised_by_the_groups_where_the_name_does_not(tmp_path: Path
     ranks = job(4, a=[2, 3], b=[1, 3])
     write(tmp_path, ranks)
     renamed = (tmp_path / "nccl_trace_rank_3").rename(tmp_path / "dump")
-    dumps, _, _ = read_dumps([renamed], Labels())
+    dumps, _, _ = read_dumps([renamed], ArgumentTable())
     assert [dump.rank for dump in dumps] == [3]
     with pytest.raises(NotADumpError, match="does not name its rank"):
-        read_dumps([(tmp_path / "nccl_trace_rank_0").rename(tmp_path / "other")], Labels())
+        read_dumps([(tmp_path / "nccl_trace_rank_0").rename(tmp_path / "other")], ArgumentTable())
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0", "2.11", "9.4", None, 7])
@@ -202,7 +202,7 @@ def test_any_plain_content_gives_a_verdict_or_a_sentence(
     document |= {"pg_config": config or document["pg_config"], "pg_status": status}
     path = tmp_path_factory.mktemp("fuzz") / "dump_0"
     path.write_bytes(pickle.dumps(document, protocol=2))
-    labels = Labels()
+    labels = ArgumentTable()
     try:
         decide(gather_dumps(*read_dumps([path], labels), labels))
     except NotADumpError as error:

@@ -7,7 +7,7 @@ from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.source_merging import merge
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable
 from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
 from dtprof.diagnosis.sources.logs.log_reader import read_logs
 from dtprof.diagnosis.verdict import decide
@@ -154,7 +154,7 @@ def dumped(folder: Path, num_ops: dict[int, int], *, begun: bool) -> JobState:
         for seq in range(num_ops[rank.rank]):
             state = "" if seq != 3 or not begun else "started"
             rank.op("all_reduce", line=8 if seq < 3 else 9, done=seq < 3, state=state)
-    return gather_dumps(*read_dumps(write(folder, ranks), labels := Labels()), labels)
+    return gather_dumps(*read_dumps(write(folder, ranks), labels := ArgumentTable()), labels)
 
 
 def test_records_learn_from_dumps_what_devices_completed_and_began(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.torch_pickle import as_torch_pickles
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.sources.flight_recorder.dump_reader import dump_from
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable
 from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
 from dtprof.diagnosis.verdict import decide
 from dtprof.errors import DtprofError, NotADumpError
@@ -76,7 +76,7 @@ def _dump_seeds(_: Path) -> list[bytes]:
 
 def _check_dump(_: Path) -> Check:
     def run(data: bytes) -> bool:
-        labels = Labels()
+        labels = ArgumentTable()
         try:
             dump = replace(dump_from(data, Path("dump_0"), labels, written_ns=0), rank=0)
             verdict = decide(gather_dumps([dump], [], [], labels))

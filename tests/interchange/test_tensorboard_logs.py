@@ -14,7 +14,7 @@ from dtprof.analysis.results import Summary
 from dtprof.analysis.timeline.operation_detail import RunDetail, read_detail, read_ranks
 from dtprof.errors import MissingDependencyError
 from dtprof.interchange.exporters import tensorboard_logs
-from dtprof.interchange.exporters.tensorboard_events import EventLog, Picture
+from dtprof.interchange.exporters.tensorboard_events import EventFile, Picture
 from dtprof.interchange.exporters.tensorboard_logs import (
     ALL_RANKS,
     Account,
@@ -113,7 +113,7 @@ def test_every_scalar_of_the_commands_log_is_described(run: Run, out: Path) -> N
 
 def test_a_description_stands_with_the_first_point_of_its_tag_only(out: Path) -> None:
     late = np.array([np.nan, 1.0, 2.0])
-    with EventLog(out) as log:
+    with EventFile(out) as log:
         for first in (1, 4):
             columns = {"early": np.array([1.0, 2.0, 3.0]), "late": late}
             log.scalars(np.arange(first, first + 3), np.zeros(3), columns, descriptions={"late": "comes late"})

@@ -6,8 +6,8 @@ from dtprof.job.stalls import (
     INTERVAL_NS,
     MIN_PAUSES,
     Pauses,
-    Phase,
     Progress,
+    RankPhase,
     RankProgress,
     assess_job,
     had_stalled,
@@ -36,15 +36,15 @@ def test_a_job_is_as_far_as_its_furthest_rank_and_each_rank_has_its_state() -> N
 
 
 def test_a_rank_at_its_first_step_may_take_five_times_as_long_unless_it_waits_itself() -> None:
-    waiting = RankProgress(quiet_s=299, waits=True, phase=Phase.FIRST_STEP)
-    assert state_of(RankProgress(quiet_s=299, phase=Phase.FIRST_STEP), waiting) == "slow"
-    at_work, waits = RankProgress(quiet_s=300, phase=Phase.FIRST_STEP), RankProgress(quiet_s=300, waits=True)
+    waiting = RankProgress(quiet_s=299, waits=True, phase=RankPhase.FIRST_STEP)
+    assert state_of(RankProgress(quiet_s=299, phase=RankPhase.FIRST_STEP), waiting) == "slow"
+    at_work, waits = RankProgress(quiet_s=300, phase=RankPhase.FIRST_STEP), RankProgress(quiet_s=300, waits=True)
     assert state_of(at_work, waits) == "stalled"
     assert state_of(waiting, waiting) == "stalled"
 
 
-@pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.EVALUATION, Phase.COMPILE])
-def test_phases_that_may_take_long_stall_nobody(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [RankPhase.CHECKPOINT, RankPhase.EVALUATION, RankPhase.COMPILE])
+def test_phases_that_may_take_long_stall_nobody(phase: RankPhase) -> None:
     assert state_of(RankProgress(quiet_s=9999, phase=phase), RankProgress(quiet_s=9999, waits=True)) == "slow"
 
 
@@ -71,10 +71,10 @@ def test_pauses_are_the_intervals_without_progress_between_those_with_some() -> 
 
 
 def test_phases_are_distinguished_from_what_a_rank_is_in() -> None:
-    assert phase_of(("forward",), steps=0) == Phase.FIRST_STEP
-    assert phase_of((), steps=0) == Phase.STEPS
-    assert phase_of(("forward",), steps=3) == Phase.STEPS
-    assert phase_of(("evaluation", "forward"), steps=0) == Phase.EVALUATION
+    assert phase_of(("forward",), steps=0) == RankPhase.FIRST_STEP
+    assert phase_of((), steps=0) == RankPhase.STEPS
+    assert phase_of(("forward",), steps=3) == RankPhase.STEPS
+    assert phase_of(("evaluation", "forward"), steps=0) == RankPhase.EVALUATION
 
 
 def test_a_job_that_was_stopped_had_stalled_where_it_paused_for_twice_as_long_as_ever() -> None:

@@ -14,7 +14,7 @@ from dtprof.errors import DtprofError
 from dtprof.job.stalls import HANG_AFTER_S
 from dtprof.monitor.polling_interval import PollingInterval
 from dtprof.monitor.web import page_feed as feed_module
-from dtprof.monitor.web.page_feed import DIAGNOSE_EVERY_S, REFRESH_EVERY_S, REFRESH_SHARE, Diagnose, Feed
+from dtprof.monitor.web.page_feed import DIAGNOSE_EVERY_S, REFRESH_EVERY_S, REFRESH_SHARE, DiagnoseRun, Feed
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import Dashboard, load_report
 from dtprof.report.pages.page_documents import Document, render_page
@@ -51,7 +51,7 @@ def feed_of(
     run: Path,
     clock: Callable[[], float],
     cpu: Callable[[], float] | None = None,
-    diagnose: Diagnose = lambda run, summary: diagnose_run(run, summary=summary),
+    diagnose: DiagnoseRun = lambda run, summary: diagnose_run(run, summary=summary),
 ) -> Feed:
     return Feed(
         run,

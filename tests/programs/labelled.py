@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from recording import open_recorder
 
-from dtprof.capture.attribution_labels import Labels
+from dtprof.capture.attribution_labels import AttributionLabels
 
 
 def main(folder):
     recorder = open_recorder(folder)
     recorder.install(["allreduce_", "barrier"])
-    labels = Labels(recorder)
+    labels = AttributionLabels(recorder)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     outer = labels.id("fsdp", "fsdp all-gather of layers.0", module="layers.0")
     inner = labels.id("fsdp", "fsdp all-gather of layers.1", module="layers.1")

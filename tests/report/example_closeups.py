@@ -8,9 +8,9 @@ from dtprof.analysis.communication.rank_pairs import pair_ranks
 from dtprof.analysis.communication.traffic import Lateness, Traffic
 from dtprof.analysis.memory.device_series import DeviceSeries, NodeSeries
 from dtprof.analysis.memory.memory_series import MemorySeries, RankMemory, SampleSeries
-from dtprof.analysis.pipeline.schedule_changes import Change, Changes
+from dtprof.analysis.pipeline.schedule_changes import Changes, ScheduleChange
 from dtprof.analysis.pipeline.schedule_chart import ChartAction, PipelineChart, StageTime
-from dtprof.analysis.results import Interval, PipelineRank, PipelineResult, Summary
+from dtprof.analysis.results import PipelineRank, PipelineResult, Summary, TimelineBar
 from dtprof.analysis.steps.phase_series import StepPhases
 from dtprof.analysis.timeline.run_closeup import Closeup, Tracks
 from dtprof.analysis.timeline.run_tracks import COMMUNICATION, WORK, Track
@@ -73,8 +73,8 @@ def prediction_of() -> Prediction:
     )
 
 
-def _replayed(rank: int, kind: str, begin: int, end: int) -> Interval:
-    return Interval(
+def _replayed(rank: int, kind: str, begin: int, end: int) -> TimelineBar:
+    return TimelineBar(
         rank=rank, lane="phases", name=kind, kind=kind, begin_ns=begin * MS, end_ns=end * MS, label=f"{kind} on {rank}"
     )
 
@@ -151,8 +151,8 @@ def chart_of() -> PipelineChart:
         ),
         changes=Changes(
             found=(
-                Change(what="as it is: 2 microbatches", schedule_fraction=1 / 3, bubble_fraction=1 / 3),
-                Change(what="4 microbatches", schedule_fraction=0.2, bubble_fraction=0.2),
+                ScheduleChange(what="as it is: 2 microbatches", schedule_fraction=1 / 3, bubble_fraction=1 / 3),
+                ScheduleChange(what="4 microbatches", schedule_fraction=0.2, bubble_fraction=0.2),
             )
         ),
     )

@@ -9,7 +9,6 @@ from dtprof.analysis.results import (
     CallSiteResult,
     CollectiveResult,
     GroupResult,
-    Interval,
     MessageSizes,
     Overhead,
     PhaseCommunication,
@@ -20,6 +19,7 @@ from dtprof.analysis.results import (
     StragglerResult,
     Summary,
     Timeline,
+    TimelineBar,
 )
 
 MS = 1_000_000
@@ -213,7 +213,7 @@ def timeline_of(num_ranks: int, *, num_steps: int = 3, buckets: int = 4) -> Time
             for name, length in PHASES_NS.items():
                 if length:
                     intervals.append(
-                        Interval(
+                        TimelineBar(
                             rank=rank,
                             lane="phases",
                             name=name,
@@ -228,7 +228,7 @@ def timeline_of(num_ranks: int, *, num_steps: int = 3, buckets: int = 4) -> Time
                 start = step * STEP_NS + 90 * MS + bucket * 22 * MS + (rank * 7 % 5) * MS
                 last = bucket == buckets - 1
                 intervals.append(
-                    Interval(
+                    TimelineBar(
                         rank=rank,
                         lane="communication",
                         name="all_reduce",

@@ -3,13 +3,11 @@
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from dtprof.analysis.results import PARTS, PHASES
+from dtprof.intervals import Floats
 from dtprof.report.figures.palette import HUES, UNKNOWN, hue_of
-
-Floats = npt.NDArray[np.float64]
 
 # Machado, Oliveira, Fernandes (2009), full severity, on linear sRGB.
 SIGHT = {

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dtprof.analysis.results import Interval, Summary, Timeline
+from dtprof.analysis.results import Summary, Timeline, TimelineBar
 from dtprof.report.figures.drawing import Drawing, Nothing
 from dtprof.report.figures.timeline_figure import RANK_PITCH, draw_timeline
 from tests.report.example_summaries import MS, empty_summary, summary_of
@@ -59,7 +59,7 @@ def test_what_was_skipped_and_an_unknown_clock_error_are_said() -> None:
 
 
 def test_labels_are_text_even_where_plotly_would_read_tags() -> None:
-    interval = Interval(
+    interval = TimelineBar(
         rank=0,
         lane="communication",
         name="x",

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
+
+from dtprof.intervals import Column
 
 AXES = ("pp", "dp", "tp")
 WORLD = "world"
-Column = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

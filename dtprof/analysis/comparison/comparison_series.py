@@ -16,7 +16,7 @@ from dtprof.analysis.metric_registry import unit_of
 from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_bubbles
 from dtprof.analysis.placed_ranks import RankTiming, time_batch
 from dtprof.analysis.rank_reductions import RankFacts
-from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
+from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps
@@ -119,7 +119,7 @@ def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
     return sums, estimates
 
 
-def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
+def measure_run(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunFigures:
     """Measure a run step by step."""
     chosen = newest_ranks(run.folders)
     surveys = survey_run(run, chosen, executor)

@@ -34,7 +34,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
+class ConfidenceInterval:
     """A median and its confidence interval, with at least the given confidence."""
 
     median: float
@@ -54,9 +54,9 @@ class Quantity:
     name: str  # wall, startup, rank_startup, step, end
     bare_ns: float  # medians
     recorded_ns: float
-    difference_ns: Interval
-    ratio: Interval  # recorded over bare, pair by pair
-    control: Interval  # bare again over bare: what the noise alone gives
+    difference_ns: ConfidenceInterval
+    ratio: ConfidenceInterval  # recorded over bare, pair by pair
+    control: ConfidenceInterval  # bare again over bare: what the noise alone gives
 
     @property
     def differs(self) -> bool:
@@ -68,8 +68,8 @@ class Quantity:
 class OverlapCheck:
     """Whether ranks are blocked longer when recorded: an instrument can destroy the overlap that it measures."""
 
-    change: Interval  # blocked time a step, recorded minus bare, as a share of the bare step
-    control: Interval
+    change: ConfidenceInterval  # blocked time a step, recorded minus bare, as a share of the bare step
+    control: ConfidenceInterval
     blocked_share: float  # of the bare step
 
     @property
@@ -124,7 +124,7 @@ def _blocked_ns(times: StepTimes, first: int) -> float:
     return max(0.0, _mean_step_ns(times.ends_ns, first) - busy)
 
 
-def median_interval(values: Sequence[float]) -> Interval:
+def median_interval(values: Sequence[float]) -> ConfidenceInterval:
     """Return the median and the narrowest pair of order statistics that holds it with 95 %, by the sign test.
 
     Fewer than six values cannot give 95 %: then the lowest and the highest, with the confidence that they do give.
@@ -138,7 +138,7 @@ def median_interval(values: Sequence[float]) -> Interval:
         if _coverage(count, chances + times) < CONFIDENCE:
             break
         outside, chances = outside + 1, chances + times
-    return Interval(
+    return ConfidenceInterval(
         median=median(ordered),
         low=ordered[outside],
         high=ordered[count - 1 - outside],

@@ -33,8 +33,8 @@ STEP_SHARE = 0.4
 AT_LEAST = 0.01
 PEAK = "peak_bytes"
 
-Verdict = Literal["larger", "smaller", "negligible", "none", "unknown"]
-VERDICTS: tuple[Verdict, ...] = ("larger", "smaller", "negligible", "none", "unknown")
+ChangeVerdict = Literal["larger", "smaller", "negligible", "none", "unknown"]
+VERDICTS: tuple[ChangeVerdict, ...] = ("larger", "smaller", "negligible", "none", "unknown")
 """Of B beside A: beyond the noise and at least `at_least`; beyond the noise but less than that; within the noise; not
 judged, for a reason."""
 _INSTEAD_OF_BUBBLE = (EXPOSED, "exposed_transfer_ns", "exposed_wait_ns", "host_ns", "idle_ns")
@@ -44,7 +44,7 @@ _NEVER = Estimate(mean=0.0, variance=0.0, degrees=1.0, num_steps=MIN_STEPS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class FigureChange:
     """One figure in both runs; `low` and `high` bound the true difference B - A."""
 
     figure: Figure
@@ -54,7 +54,7 @@ class Change:
     low: float | None
     high: float | None
     detectable: float | None  # the least difference that would have been seen four times of five
-    verdict: Verdict
+    verdict: ChangeVerdict
     reason: str = ""  # why it is not judged
 
     @property
@@ -86,15 +86,15 @@ class Comparison:
     b: RunSide
     confidence: float  # that all intervals hold
     at_least: float
-    changes: tuple[Change, ...]  # job, collectives, ranks
+    changes: tuple[FigureChange, ...]  # job, collectives, ranks
     cannot_compare: tuple[str, ...]
 
-    def of_table(self, table: str) -> tuple[Change, ...]:
+    def of_table(self, table: str) -> tuple[FigureChange, ...]:
         """Return the figures of the job, of its collectives, or of its ranks."""
         return tuple(change for change in self.changes if change.figure.table == table)
 
     @property
-    def step(self) -> Change | None:
+    def step(self) -> FigureChange | None:
         """Return the change of the step time; None where no steps can be compared."""
         return next((c for c in self.of_table(JOB) if c.figure.name == STEP), None)
 
@@ -108,7 +108,7 @@ def compare_runs(a: RunFigures, b: RunFigures, *, at_least: float = AT_LEAST) ->
     """Compare two runs, figure by figure."""
     comparable, reasons = _find_comparable(a, b)
     step = _mean_step(a, b)
-    changes: list[Change] = []
+    changes: list[FigureChange] = []
     for table in TABLES:
         if table in comparable:
             changes += _compare_table(table, a, b, at_least=at_least, step=step)
@@ -194,7 +194,7 @@ def _mean_step(a: RunFigures, b: RunFigures) -> float:
     return sum(steps) / len(steps) if steps else 0.0
 
 
-def _compare_table(table: str, a: RunFigures, b: RunFigures, *, at_least: float, step: float) -> list[Change]:
+def _compare_table(table: str, a: RunFigures, b: RunFigures, *, at_least: float, step: float) -> list[FigureChange]:
     chosen = {f for run in (a, b) for f in (*run.estimates, *run.unknown) if f.table == table}
     chosen -= {Figure(JOB, name) for name in RATES} - a.estimates.keys() - b.estimates.keys()  # images are no tokens
     if table == COLLECTIVES and not _same_parts(a, b):
@@ -232,7 +232,7 @@ def _is_nothing(figure: Figure, a: RunFigures, b: RunFigures) -> bool:
 
 def _compare_figure(
     figure: Figure, a: RunFigures, b: RunFigures, *, error: float, at_least: float, step: float
-) -> Change:
+) -> FigureChange:
     of_a, of_b = _find(figure, a), _find(figure, b)
     if of_a is None or of_b is None:
         name, run = ("A", a) if of_a is None else ("B", b)
@@ -245,7 +245,7 @@ def _compare_figure(
     if subtracted is None:
         return _unjudged(figure, of_a, of_b, f"fewer than {MIN_STEPS} steps")
     floor = at_least * _scale(figure, of_a, of_b, step)
-    return Change(
+    return FigureChange(
         figure=figure,
         a=of_a.mean,
         b=of_b.mean,
@@ -269,8 +269,8 @@ def _scale(figure: Figure, a: Estimate, b: Estimate, step: float) -> float:
     return 1.0 if figure.unit == "fraction" else (a.mean + b.mean) / 2
 
 
-def _unjudged(figure: Figure, a: Estimate | None, b: Estimate | None, reason: str) -> Change:
-    return Change(
+def _unjudged(figure: Figure, a: Estimate | None, b: Estimate | None, reason: str) -> FigureChange:
+    return FigureChange(
         figure=figure,
         a=a.mean if a is not None else None,
         b=b.mean if b is not None else None,
@@ -283,7 +283,7 @@ def _unjudged(figure: Figure, a: Estimate | None, b: Estimate | None, reason: st
     )
 
 
-def _compare_peaks(a: RunFigures, b: RunFigures, *, by_rank: bool) -> list[Change]:
+def _compare_peaks(a: RunFigures, b: RunFigures, *, by_rank: bool) -> list[FigureChange]:
     """Return the peaks of memory side by side: the highest of all ranks, and of each where ranks are comparable."""
     if not (a.peak_bytes or b.peak_bytes):
         return []
@@ -294,7 +294,7 @@ def _compare_peaks(a: RunFigures, b: RunFigures, *, by_rank: bool) -> list[Chang
         ranks = sorted(a.peak_bytes.keys() | b.peak_bytes.keys())
         pairs += [(Figure(RANKS, PEAK, rank=rank), a.peak_bytes.get(rank), b.peak_bytes.get(rank)) for rank in ranks]
     return [
-        Change(
+        FigureChange(
             figure=figure,
             a=of_a,
             b=of_b,

@@ -22,7 +22,7 @@ class LaunchFinding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class PipelineFigures:
     """Figures of the program, as its arguments or the user give them; None where neither does."""
 
     stages: int | None = None
@@ -51,7 +51,7 @@ class DoctorCase:
     seconds: float = 60.0
     exit_status: int | None = 0  # of the command; None: it was stopped when the time was up
     endpoint: Endpoint | None = None
-    pipeline: Pipeline = field(default_factory=Pipeline)
+    pipeline: PipelineFigures = field(default_factory=PipelineFigures)
     max_log_bytes: int = 256 << 20
 
     @property

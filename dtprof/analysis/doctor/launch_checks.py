@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dtprof.analysis.doctor.doctor_case import (
     DoctorCase,
     LaunchFinding,
-    Pipeline,
+    PipelineFigures,
     hosts_of,
     listed,
     ranks_of,
@@ -25,9 +25,9 @@ SAMPLE_OPTIONS = option_pattern(r"(?:num[-_])?samples|dataset[-_]size")
 BATCH_OPTIONS = option_pattern(r"(?:per[-_]device[-_]train[-_])?batch[-_]size|micro[-_]batch[-_]size")
 
 
-def read_pipeline(command: Sequence[str]) -> Pipeline:
+def read_pipeline(command: Sequence[str]) -> PipelineFigures:
     """Return what the arguments of a program say of stages, microbatches and data, where they go by a usual name."""
-    return Pipeline(
+    return PipelineFigures(
         stages=_argument(command, STAGE_OPTIONS),
         microbatches=_argument(command, MICROBATCH_OPTIONS),
         samples=_argument(command, SAMPLE_OPTIONS),

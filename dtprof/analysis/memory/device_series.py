@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.tables import Array
 
@@ -16,7 +15,6 @@ MAX_OF_ALL = 20_000
 """Of all nodes together."""
 POINTS = 200
 """Of the time that devices share where they are summed up."""
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

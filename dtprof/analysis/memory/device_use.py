@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from dtprof.analysis.memory.device_series import Floats
 from dtprof.analysis.results import GpuUse
 from dtprof.analysis.stragglers.device_clocks import BUSY
+from dtprof.intervals import Floats
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.nodes.node_samples import THROTTLE_REASONS
 from dtprof.records.tables import Array

@@ -9,12 +9,11 @@ import functools
 import itertools
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps
 from dtprof.columns import median
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 from dtprof.records import events
 from dtprof.records.tables import RankTables
 
@@ -27,7 +26,6 @@ CONFIDENCE_Z = 3.29
 """Two-sided quantile of the normal distribution at 99.9 %: with many ranks, some seem to grow by chance."""
 MIN_GROWTH_BYTES, MIN_GROWTH = 1 << 20, 0.01
 """Growth over the later half of the steps below this, or below this share of the memory held, is no leak."""
-Floats = npt.NDArray[np.float64]
 
 
 def find_growth(tables: RankTables, used: MeasuredSteps) -> MemoryGrowth | None:

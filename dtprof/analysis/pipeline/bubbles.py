@@ -75,7 +75,7 @@ WORTH_ADVICE = 0.02
 """As a share of the window: smaller parts are not mentioned."""
 
 
-class Key(NamedTuple):
+class PipelineKey(NamedTuple):
     """Name one pipeline of the job: replicas of it have groups of their own."""
 
     group: str
@@ -88,7 +88,7 @@ class RankPipeline:
 
     rank: int
     boot_id: str
-    key: Key
+    key: PipelineKey
     pipeline: Pipeline
     steps: Column  # those in which it acted
     first: Column  # begin of the first action of each
@@ -98,7 +98,7 @@ class RankPipeline:
     actions: Array  # of some steps, by begin
 
 
-class Window(NamedTuple):
+class WindowsByStep(NamedTuple):
     """The windows of one pipeline, by step."""
 
     steps: Column
@@ -109,7 +109,7 @@ class Window(NamedTuple):
 class PipelineWindows:
     """The windows of every pipeline of the job, and the ranks whose bubble is not known."""
 
-    by_pipeline: Mapping[Key, Window]
+    by_pipeline: Mapping[PipelineKey, WindowsByStep]
     by_rank: Mapping[int, Intervals]
     unknown: Mapping[int, str]  # rank to reason; what bubble they have stays in exposed_wait and host
 
@@ -243,7 +243,7 @@ def _describe_pipelines(
             RankPipeline(
                 rank=rank_tables.rank,
                 boot_id=rank_tables.boot_id,
-                key=Key(schedule.group, members),
+                key=PipelineKey(schedule.group, members),
                 pipeline=schedule,
                 steps=numbers[acts],
                 first=first[acts],
@@ -322,7 +322,7 @@ def find_windows(
     return PipelineWindows(by_pipeline=windows, by_rank=by_rank, unknown=dict(sorted(unknown.items())))
 
 
-def _acted_outside(member: RankPipeline, window: Window, used: MeasuredSteps) -> bool:
+def _acted_outside(member: RankPipeline, window: WindowsByStep, used: MeasuredSteps) -> bool:
     """Say whether a rank acted in a used step of which the window is not known."""
     if np.array_equal(member.steps, window.steps):
         return False
@@ -330,7 +330,7 @@ def _acted_outside(member: RankPipeline, window: Window, used: MeasuredSteps) ->
     return not is_among(steps, window.steps).all()
 
 
-def _find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
+def _find_windows(ranks: Sequence[RankPipeline]) -> dict[PipelineKey, WindowsByStep]:
     """Return the windows of every pipeline whose ranks are all there, on one clock, for the steps that all have."""
     windows = {}
     for key, members in _by_pipeline(ranks).items():
@@ -342,12 +342,12 @@ def _find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
         chosen = [is_among(member.steps, steps) for member in members]
         first = np.minimum.reduce([member.first[some] for member, some in zip(members, chosen, strict=True)])
         last = np.maximum.reduce([member.last[some] for member, some in zip(members, chosen, strict=True)])
-        windows[key] = Window(steps, pair(first, last))
+        windows[key] = WindowsByStep(steps, pair(first, last))
     return windows
 
 
-def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[Key, list[RankPipeline]]:
-    members_of: dict[Key, list[RankPipeline]] = {}
+def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[PipelineKey, list[RankPipeline]]:
+    members_of: dict[PipelineKey, list[RankPipeline]] = {}
     for rank in ranks:
         members_of.setdefault(rank.key, []).append(rank)
     return {key: sorted(members, key=lambda member: member.pipeline.group_rank) for key, members in members_of.items()}

@@ -12,8 +12,9 @@ import numpy as np
 
 from dtprof.analysis.pipeline.bubbles import RankPipeline, schedule_name, theory_fraction
 from dtprof.analysis.pipeline.schedule_plans import make_plan
-from dtprof.analysis.pipeline.schedule_replay import BACKWARD, FORWARD, LOSS, Act, Floats, Plan, list_acts, replay
+from dtprof.analysis.pipeline.schedule_replay import BACKWARD, FORWARD, LOSS, Act, SchedulePlan, list_acts, replay
 from dtprof.analysis.results import PipelineResult
+from dtprof.intervals import Floats
 from dtprof.records.tables import Array
 
 MAX_STEPS = 32
@@ -26,7 +27,7 @@ UNEVEN = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ScheduleChange:
     """The predicted bubble after one change."""
 
     what: str
@@ -38,7 +39,7 @@ class Change:
 class Changes:
     """The pipeline as it is, then as it would be."""
 
-    found: tuple[Change, ...] = ()
+    found: tuple[ScheduleChange, ...] = ()
     replay_error: float | None = None  # by how much the replay misses the bubble of a step, mean; None: by formula
     message_ns: int | None = None  # between ranks, by which the replay fits
 
@@ -132,7 +133,7 @@ def _replay_changes(name: str, measured: _Measured, result: PipelineResult) -> C
     ]
     if result.parts is not None and result.parts["imbalance"] > UNEVEN:
         candidates.append(("stages of equal time", name, v, m, even))
-    changes: list[Change] = []
+    changes: list[ScheduleChange] = []
     error = 0.0
     for what, schedule, chunks, microbatches, took in candidates:
         plan = make_plan(schedule, ranks=p, chunks=chunks, microbatches=microbatches)
@@ -144,17 +145,19 @@ def _replay_changes(name: str, measured: _Measured, result: PipelineResult) -> C
             continue
         if not changes:
             error = float(np.abs(bubble - measured.bubble).mean())
-        changes.append(Change(what=what, schedule_fraction=float(equal.mean()), bubble_fraction=float(bubble.mean())))
+        changes.append(
+            ScheduleChange(what=what, schedule_fraction=float(equal.mean()), bubble_fraction=float(bubble.mean()))
+        )
     if not changes or not changes[0].what.startswith("as it is"):
         return None
     return Changes(found=tuple(changes), replay_error=error, message_ns=round(message_ns))
 
 
-def _lengths(plan: Plan, took: _Took) -> Floats:
+def _lengths(plan: SchedulePlan, took: _Took) -> Floats:
     return np.array([took(act) for acts in plan for act in acts])
 
 
-def _equal(plan: Plan, measured: _Measured) -> Floats:
+def _equal(plan: SchedulePlan, measured: _Measured) -> Floats:
     """Return the mean of its kind for each action: one replay."""
     means = {
         kind: float(np.mean([lengths.mean() for act, lengths in measured.took.items() if act.kind == kind]))
@@ -186,7 +189,7 @@ def _fit_messages(name: str, measured: _Measured) -> float:
 # ---- by formula ------------------------------------------------------------------------------------------------------
 
 
-def _by_formula(member: RankPipeline, result: PipelineResult) -> tuple[Change, ...]:
+def _by_formula(member: RankPipeline, result: PipelineResult) -> tuple[ScheduleChange, ...]:
     pipeline = member.pipeline
     ranks, microbatches = pipeline.group_size, pipeline.num_microbatches
     now = theory_fraction(pipeline)
@@ -195,8 +198,10 @@ def _by_formula(member: RankPipeline, result: PipelineResult) -> tuple[Change, .
     other = result.bubble_fraction - result.parts["schedule"]
     chunks = max(1, pipeline.num_stages // max(1, ranks))
 
-    def change(what: str, schedule: float, kept: float) -> Change:
-        return Change(what=what, schedule_fraction=schedule, bubble_fraction=min(1.0, max(0.0, schedule + kept)))
+    def change(what: str, schedule: float, kept: float) -> ScheduleChange:
+        return ScheduleChange(
+            what=what, schedule_fraction=schedule, bubble_fraction=min(1.0, max(0.0, schedule + kept))
+        )
 
     changes = [change(f"as it is: {microbatches} microbatches", result.parts["schedule"], other)]
     changes += [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.pipeline.bubbles import KINDS, Key, RankPipeline
+from dtprof.analysis.pipeline.bubbles import KINDS, PipelineKey, RankPipeline
 from dtprof.analysis.pipeline.schedule_changes import Changes, find_changes
 from dtprof.analysis.pipeline.schedule_replay import (
     BACKWARD,
@@ -74,7 +74,7 @@ def chart_pipeline(members: Sequence[RankPipeline], summary: Summary) -> Pipelin
     used = summary.steps.used
     if result is None or used is None:
         return None
-    pipelines: dict[Key, list[RankPipeline]] = {}
+    pipelines: dict[PipelineKey, list[RankPipeline]] = {}
     for member in members:
         pipelines.setdefault(member.key, []).append(member)
     for some in pipelines.values():

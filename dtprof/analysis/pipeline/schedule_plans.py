@@ -8,11 +8,11 @@ from dtprof.analysis.pipeline.schedule_replay import (
     BACKWARD_WEIGHT,
     FORWARD,
     Act,
-    Plan,
+    SchedulePlan,
 )
 
 
-def make_plan(schedule: str, *, ranks: int, chunks: int, microbatches: int) -> Plan | None:
+def make_plan(schedule: str, *, ranks: int, chunks: int, microbatches: int) -> SchedulePlan | None:
     """Return the actions of each rank in order; None where the schedule has none for these numbers, or is not known.
 
     Parameters:
@@ -64,7 +64,7 @@ def _alternate(
     return (*acts, *(act(BACKWARD, number) for number in range(total - num_ahead, total)))
 
 
-def make_h1_plan(*, ranks: int, microbatches: int) -> Plan:
+def make_h1_plan(*, ranks: int, microbatches: int) -> SchedulePlan:
     """Return the plan ZB-H1: 1F1B with the gradients of weights apart.
 
     A rank puts them off for as many microbatches as ranks are before it, which is what the others wait less for (Qi et
@@ -87,7 +87,7 @@ def make_h1_plan(*, ranks: int, microbatches: int) -> Plan:
 
 def make_zero_bubble_plan(
     *, ranks: int, rank_of_stage: Sequence[int], microbatches: int, took: tuple[Sequence[float], ...]
-) -> Plan:
+) -> SchedulePlan:
     """Return a plan with gradients of inputs and weights apart: each rank does the first of these that it can.
 
     Gradients of inputs, for which others wait; a forward, while no more activations are held than 1F1B holds on its

@@ -8,17 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof.columns import is_among
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 from dtprof.records.tables import Array, join, select
 
 FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)
 GRADIENT = (BACKWARD, BACKWARD_INPUT)
 """Actions that send a gradient to the stage before."""
 PARTS = ("schedule", "imbalance", "exposed_p2p", "jitter")
-Floats = npt.NDArray[np.float64]
 _MAX_DURATIONS = 1 << 20
 """Of actions that are replayed side by side: times three, 24 MB."""
 _MAX_ROWS = 1 << 17
@@ -37,7 +35,7 @@ class Act(NamedTuple):
     microbatch: int
 
 
-Plan = tuple[tuple[Act, ...], ...]
+SchedulePlan = tuple[tuple[Act, ...], ...]
 """The actions of each rank, in order."""
 Needed = tuple[bool, int, int]
 """The dependency of an action: a forward pass or a gradient, of which stage and microbatch."""
@@ -53,8 +51,8 @@ def split_bubbles(pipelines: Iterable[tuple[Sequence[Array], Column]]) -> dict[s
         None where no step can be replayed. The parts sum to the mean bubble of the steps replayed.
     """
     total, count = np.zeros(len(PARTS)), 0
-    waiting: dict[Plan, list[tuple[Floats, float]]] = {}
-    plans: dict[tuple[bytes, bytes], Plan] = {}
+    waiting: dict[SchedulePlan, list[tuple[Floats, float]]] = {}
+    plans: dict[tuple[bytes, bytes], SchedulePlan] = {}
     for some in _some_at_once(pipelines):
         for plan, durations, bubble in _list_steps(some, plans):
             alike = waiting.setdefault(plan, [])
@@ -96,8 +94,8 @@ def _some_at_once(pipelines: Iterable[tuple[Sequence[Array], Column]]) -> Iterat
 
 
 def _list_steps(
-    pipelines: Sequence[_Acted], plans: dict[tuple[bytes, bytes], Plan]
-) -> Iterator[tuple[Plan, Floats, float]]:
+    pipelines: Sequence[_Acted], plans: dict[tuple[bytes, bytes], SchedulePlan]
+) -> Iterator[tuple[SchedulePlan, Floats, float]]:
     """Yield the plan of each step of these pipelines, its durations of shape (actions, 3), and its bubble."""
     everything = join([acted.actions for acted in pipelines])
     sizes = [len(acted.lengths) for acted in pipelines]
@@ -151,7 +149,7 @@ def _mean_by(keys: Column, values: Floats) -> Floats:
     return means
 
 
-def _split(plan: Plan, alike: Sequence[tuple[Floats, float]]) -> tuple[Floats, int]:
+def _split(plan: SchedulePlan, alike: Sequence[tuple[Floats, float]]) -> tuple[Floats, int]:
     """Return the sum of the parts over steps of one plan, and how many could be replayed."""
     replayed = replay(plan, np.concatenate([durations for durations, _ in alike], axis=1))
     if replayed is None:
@@ -162,7 +160,7 @@ def _split(plan: Plan, alike: Sequence[tuple[Floats, float]]) -> tuple[Floats, i
     return parts.sum(axis=1), len(alike)
 
 
-def replay(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> Floats | None:
+def replay(plan: SchedulePlan, took: Floats, *, message_ns: float = 0.0) -> Floats | None:
     """Return the share of bubbles of each replay; None where there is none.
 
     Parameters:
@@ -180,7 +178,7 @@ def replay_windows(per_rank: Sequence[Array], took: Floats) -> Floats | None:
     return replay_plan(tuple(map(list_acts, per_rank)), took)
 
 
-def replay_plan(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> Floats | None:
+def replay_plan(plan: SchedulePlan, took: Floats, *, message_ns: float = 0.0) -> Floats | None:
     """Return how long each replay of a plan is, given durations rank by rank; None where it cannot be replayed."""
     found = replay_actions(plan, took, message_ns=message_ns)
     return None if found is None else _window(*found)
@@ -191,7 +189,7 @@ def list_acts(actions: Array) -> tuple[Act, ...]:
     return tuple(Act(*act) for act in zip(*(actions[name].tolist() for name in Act._fields), strict=True))
 
 
-def replay_actions(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> tuple[Floats, Floats] | None:
+def replay_actions(plan: SchedulePlan, took: Floats, *, message_ns: float = 0.0) -> tuple[Floats, Floats] | None:
     """Return begin and end of each action when ranks run them in order, each as soon as its dependencies have ended.
 
     None where the actions wait for each other or for one that is missing.

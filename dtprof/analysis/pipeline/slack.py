@@ -8,15 +8,12 @@ part of the time taken off the actions by which the window does not get shorter.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof.analysis.pipeline.bubbles import RankPipeline
 from dtprof.analysis.pipeline.schedule_replay import Act, replay_windows
 from dtprof.columns import distinct, median
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 from dtprof.records.tables import Array
-
-Floats = npt.NDArray[np.float64]
 
 
 class Slack:

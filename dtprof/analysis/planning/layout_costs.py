@@ -7,13 +7,11 @@ bandwidth. Formulas are those of docs/reference/metrics.md and docs/explanation/
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof.analysis.memory.memory_formulas import layer_activation_factor
 from dtprof.analysis.planning.model_shapes import ModelShape
-from dtprof.intervals import Column, Mask
+from dtprof.intervals import Column, Floats, Mask
 
-Floats = npt.NDArray[np.float64]
 SCHEDULES = ("none", "GPipe", "1F1B", "Interleaved1F1B", "ZB-H1", "ZBV")
 NONE, GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV = range(len(SCHEDULES))
 CHUNKS = np.array([1, 1, 1, 2, 1, 2])

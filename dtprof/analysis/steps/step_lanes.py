@@ -8,11 +8,10 @@ import numpy.typing as npt
 
 from dtprof.analysis.results import StepSeries
 from dtprof.columns import distinct
+from dtprof.intervals import Floats
 
 MAX_POINTS = 1500
 """Runs of more steps share points: a screen has no more pixels."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

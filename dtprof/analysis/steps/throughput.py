@@ -9,13 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof.analysis.results import Throughput
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.columns import distinct, is_any
 from dtprof.formatting import list_ranks
-from dtprof.intervals import Column, Mask
+from dtprof.intervals import Column, Floats, Mask
 from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_replicas, is_clear
 from dtprof.records import events
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
@@ -29,7 +28,6 @@ _NONE_OF_IT = {
     "tokens_per_s": "no model was given token ids (integers, batch by sequence); dtprof.step(tokens=N) says how many",
     "samples_per_s": "no model was given a tensor, whose first dimension would be the batch",
 }
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing, split_blocked
 from dtprof.analysis.pipeline.bubbles import find_bubbles
 from dtprof.analysis.placed_ranks import RankTiming, time_batch
-from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
+from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
 from dtprof.analysis.results import BUBBLE, PARTS, PHASES, Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
@@ -39,7 +39,7 @@ FIRST, BETWEEN, LAST = 0, 1, 2
 class RunDetail:
     """The facts of all ranks together, before the details of single ranks."""
 
-    run: Run
+    run: SurveyedRun
     ranks: tuple[int, ...]  # of the newest attempt
     surveys: Surveys
     steps: dict[int, RankSteps]
@@ -102,7 +102,7 @@ class DetailTask(RankTask):
     facts: PartFacts
 
 
-def read_detail(run: Run, executor: Executor = THIS_PROCESS) -> RunDetail:
+def read_detail(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunDetail:
     """Read a run once, rank by rank."""
     ranks = newest_ranks(run.folders)
     surveys = survey_run(run, ranks, executor)

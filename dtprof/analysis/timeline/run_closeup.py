@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dtprof.analysis.communication.traffic import Traffic, find_traffic
 from dtprof.analysis.memory.memory_series import MemorySeries, find_worst
 from dtprof.analysis.pipeline.schedule_chart import PipelineChart, chart_pipeline
-from dtprof.analysis.rank_surveys import Run, survey_run
+from dtprof.analysis.rank_surveys import SurveyedRun, survey_run
 from dtprof.analysis.results import Summary
 from dtprof.analysis.timeline.rank_closeup import Look, RankCloseup
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, bars_each
@@ -46,7 +46,9 @@ class Closeup:
     prediction: Prediction | None = None  # of single changes, from a few steps
 
 
-def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_BARS) -> tuple[Summary, Closeup]:
+def examine(
+    run: SurveyedRun, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_BARS
+) -> tuple[Summary, Closeup]:
     """Summarise a run and extract its details.
 
     Parameters:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dtprof.analysis.communication.operation_timing import NOT_KNOWN, Timing
 from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank
-from dtprof.analysis.results import Interval, Timeline
+from dtprof.analysis.results import Timeline, TimelineBar
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.columns import is_among
 from dtprof.formatting import format_bytes, format_ns
@@ -190,7 +190,7 @@ def draw_timeline(ranks: Sequence[RankBars]) -> Timeline | None:
     )
 
 
-def _interval(rank: RankBars, bar: _Bar, origin: int) -> Interval:
+def _interval(rank: RankBars, bar: _Bar, origin: int) -> TimelineBar:
     length = format_ns(bar.end - bar.begin)
     if bar.phase >= 0:
         name = kind = ORDER[bar.phase]
@@ -199,7 +199,7 @@ def _interval(rank: RankBars, bar: _Bar, origin: int) -> Interval:
         name = rank.ops[bar.op] if bar.op < len(rank.ops) else "?"
         kind = "point to point" if bar.p2p else "exposed" if bar.exposed else "overlapped"
         lines = _describe_operation(rank, bar, name, length)
-    return Interval(
+    return TimelineBar(
         rank=rank.rank,
         lane="phases" if bar.phase >= 0 else "communication",
         name=name,

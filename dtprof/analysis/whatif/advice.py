@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from dtprof.analysis.placed_ranks import RankTiming
-from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
+from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
 from dtprof.analysis.results import Advice, Summary
 from dtprof.analysis.run_summary import CollectDetails, Found, reduce_run, state_summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
@@ -43,14 +43,16 @@ class _Collector(Generic[Found]):
         return line, self.details(rank, task) if self.details is not None else None
 
 
-def summarise_advised(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
+def summarise_advised(
+    run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None
+) -> Summary:
     """Summarise a run, with advice."""
     summary, _, _ = summarise_closely_advised(run, executor, surveys=surveys, in_short=True)
     return summary
 
 
 def summarise_closely_advised(
-    run: Run,
+    run: SurveyedRun,
     executor: Executor,
     *,
     surveys: Surveys | None = None,
@@ -80,7 +82,7 @@ def summarise_closely_advised(
     return replace(summary, advice=state_advice(prediction)), details, prediction
 
 
-def _choose_steps(run: Run, surveys: Surveys, used: MeasuredSteps) -> tuple[int, int] | str:
+def _choose_steps(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> tuple[int, int] | str:
     """Return the first and the last step to replay, from the middle of the run; a sentence where none can be."""
     obstacle = find_obstacle(run, surveys, used)
     if obstacle:
@@ -103,7 +105,7 @@ def _choose_steps(run: Run, surveys: Surveys, used: MeasuredSteps) -> tuple[int,
 
 
 def _predict(
-    run: Run, surveys: Surveys, lines: Sequence[RankLine], used: MeasuredSteps, *, in_short: bool
+    run: SurveyedRun, surveys: Surveys, lines: Sequence[RankLine], used: MeasuredSteps, *, in_short: bool
 ) -> Prediction:
     source = join_lines(run, surveys, lines, used=used)
     if isinstance(source, str):

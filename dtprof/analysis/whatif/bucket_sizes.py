@@ -8,8 +8,7 @@ import numpy as np
 
 from dtprof.analysis.whatif.fixes import DATA_PARALLEL, WHOLE_JOB, Unpredictable, fit_costs
 from dtprof.analysis.whatif.operation_graph import OperationGraph
-from dtprof.analysis.whatif.replay import Floats
-from dtprof.intervals import Mask
+from dtprof.intervals import Floats, Mask
 
 SMALLEST = 1e-3
 """Of the largest bucket: smaller reductions are of losses and norms."""

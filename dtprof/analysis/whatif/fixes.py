@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.whatif.operation_graph import OperationGraph
-from dtprof.analysis.whatif.replay import Dependencies, Floats
+from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.columns import distinct, median
 from dtprof.errors import UsageError
 from dtprof.formatting import format_bytes, list_ranks, plural
-from dtprof.intervals import Column, Mask
+from dtprof.intervals import Column, Floats, Mask
 from dtprof.records import events
 
 RANK, HOST, STAGE, OP, PHASE = "rank", "host", "stage", "op", "phase"

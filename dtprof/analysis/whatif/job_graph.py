@@ -14,10 +14,10 @@ import numpy as np
 from dtprof.analysis.whatif.operation_graph import STRUCTURE, Kind, OperationGraph
 from dtprof.analysis.whatif.random_draws import RandomDraws
 from dtprof.analysis.whatif.rank_line import LABELS, RankLine
-from dtprof.analysis.whatif.replay import Dependencies, Floats
+from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.columns import median
 from dtprof.interning import Interned
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 
 DRAWS = 4
 _SEED = 11

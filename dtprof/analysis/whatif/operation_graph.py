@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dtprof.analysis.whatif.replay import MAX_CELLS, Dependencies, Floats
-from dtprof.intervals import Column, Mask
+from dtprof.analysis.whatif.replay import MAX_CELLS, Dependencies
+from dtprof.intervals import Column, Floats, Mask
 
 STRUCTURE = -1
 """The kind, and the rank, of nodes that only join others: the arrival of the last member of a collective."""

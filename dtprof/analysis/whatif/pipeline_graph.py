@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis.whatif.operation_graph import STRUCTURE, Kind, OperationGraph
-from dtprof.analysis.whatif.replay import Dependencies, Floats
+from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.columns import distinct, median
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 from dtprof.records import events
 from dtprof.records.tables import RankTables
 

@@ -35,13 +35,12 @@ from dtprof.analysis.whatif.fixes import (
 )
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.random_draws import RandomDraws
-from dtprof.analysis.whatif.replay import Floats
 from dtprof.analysis.whatif.replayed_steps import ReplayedStep, draw_graph_step, draw_plan_step
 from dtprof.analysis.whatif.schedule_fixes import FIXED, PipelineTimes
 from dtprof.analysis.whatif.slowdowns import Slowdowns, measure_slowdowns
 from dtprof.columns import distinct, percentiles
 from dtprof.errors import UsageError
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 
 MAX_ERROR = 0.05
 """Of the measured step: by more a replay must not miss it."""

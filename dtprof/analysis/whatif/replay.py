@@ -8,12 +8,10 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof.columns import distinct
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 
-Floats = npt.NDArray[np.float64]
 MAX_CELLS = 1 << 23
 """Nodes times scenarios that are replayed in one pass: 64 MB."""
 MAX_EDGES_ONE_BY_ONE = 1 << 16

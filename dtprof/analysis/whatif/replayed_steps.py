@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.pipeline.schedule_replay import BACKWARD_WEIGHT, FORWARD, LOSS
-from dtprof.analysis.results import Interval
+from dtprof.analysis.results import TimelineBar
 from dtprof.analysis.whatif.operation_graph import OperationGraph
-from dtprof.analysis.whatif.replay import Floats
 from dtprof.analysis.whatif.schedule_fixes import ReplayedPlan
 from dtprof.columns import distinct
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 
 MAX_RANKS = 16
 MAX_BARS = 200
@@ -28,7 +27,7 @@ class ReplayedStep:
     title: str
     step_ns: float
     ranks: tuple[int, ...]
-    intervals: tuple[Interval, ...]
+    intervals: tuple[TimelineBar, ...]
 
 
 def draw_graph_step(graph: OperationGraph, durations: Floats, *, place: int, title: str) -> ReplayedStep | None:
@@ -40,7 +39,7 @@ def draw_graph_step(graph: OperationGraph, durations: Floats, *, place: int, tit
     begin = last[place - 1] if place else float(ends[graph.begins].max())
     arrived = _arrivals(graph, ends, durations)
     chosen = [graph.chains[i] for i in distinct(np.linspace(0, len(graph.chains) - 1, MAX_RANKS).astype(int))]
-    bars: list[Interval] = []
+    bars: list[TimelineBar] = []
     for chain in chosen:
         bars += _draw_chain(graph, chain, ends, arrived, place=place, origin=begin)
     return ReplayedStep(
@@ -63,7 +62,7 @@ def _arrivals(graph: OperationGraph, ends: Floats, durations: Floats) -> Floats:
 
 def _draw_chain(
     graph: OperationGraph, chain: Column, ends: Floats, arrived: Floats, *, place: int, origin: float
-) -> list[Interval]:
+) -> list[TimelineBar]:
     """Draw the pieces of one rank's line in one step; neighbours of a kind are one bar."""
     at = np.flatnonzero(graph.step[chain] == place)
     at = at[at > 0]
@@ -103,6 +102,8 @@ def draw_plan_step(found: ReplayedPlan, ranks: Sequence[int], *, title: str) -> 
     return ReplayedStep(title=title, step_ns=float(found.ends_ns.max()), ranks=tuple(ranks), intervals=tuple(bars))
 
 
-def _bar(rank: int, name: str, kind: str, begin: float, end: float) -> Interval:
+def _bar(rank: int, name: str, kind: str, begin: float, end: float) -> TimelineBar:
     label = f"{name} on rank {rank}\n{(end - begin) / 1e6:.3g} ms, from {begin / 1e6:.3g} ms"
-    return Interval(rank=rank, lane=LANE, name=name, kind=kind, begin_ns=round(begin), end_ns=round(end), label=label)
+    return TimelineBar(
+        rank=rank, lane=LANE, name=name, kind=kind, begin_ns=round(begin), end_ns=round(end), label=label
+    )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dtprof.analysis.rank_surveys import Run, Surveys, survey_run
+from dtprof.analysis.rank_surveys import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.run_summary import reduce_run
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
 from dtprof.analysis.whatif import job_graph, pipeline_graph
@@ -25,7 +25,9 @@ MAX_UNKNOWN = 0.02
 IMPORTED_PIPELINE = "StragglerAnalysis"
 
 
-def read_graph(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Replayable | str:
+def read_graph(
+    run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None
+) -> Replayable | str:
     """Return a run as a graph, or a sentence that names the missing records."""
     surveys = surveys or survey_run(run, newest_ranks(run.folders), executor)
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
@@ -40,7 +42,7 @@ def read_graph(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys 
     return join_lines(run, surveys, reduced.details, used=used)
 
 
-def find_obstacle(run: Run, surveys: Surveys, used: MeasuredSteps) -> str:
+def find_obstacle(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> str:
     """Return why a run cannot be replayed, as far as its survey tells; empty where it can."""
     if not used.known:
         return (
@@ -71,7 +73,9 @@ def find_obstacle(run: Run, surveys: Surveys, used: MeasuredSteps) -> str:
     return ""
 
 
-def join_lines(run: Run, surveys: Surveys, found: Sequence[RankLine], *, used: MeasuredSteps) -> Replayable | str:
+def join_lines(
+    run: SurveyedRun, surveys: Surveys, found: Sequence[RankLine], *, used: MeasuredSteps
+) -> Replayable | str:
     """Return the lines of all ranks, of the same steps, as a graph; a sentence where they cannot be replayed."""
     lines = [_with_stage(line, surveys) for line in found]
     unknown = sum(line.unknown for line in lines)
@@ -116,7 +120,7 @@ def _with_stage(line: RankLine, surveys: Surveys) -> RankLine:
     return line if pipeline is None else replace(line, stage=pipeline.pipeline.group_rank)
 
 
-def _read_pipelines(run: Run, surveys: Surveys) -> Replayable | str:
+def _read_pipelines(run: SurveyedRun, surveys: Surveys) -> Replayable | str:
     rows = []
     steps = agree_on_rule(surveys.steps)
     numbers = next(iter(steps.values())).numbers

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dtprof.analysis.pipeline.bubbles import Key, RankPipeline, schedule_name
+from dtprof.analysis.pipeline.bubbles import PipelineKey, RankPipeline, schedule_name
 from dtprof.analysis.pipeline.schedule_plans import make_h1_plan, make_plan, make_zero_bubble_plan
 from dtprof.analysis.pipeline.schedule_replay import (
     BACKWARD,
@@ -18,15 +18,15 @@ from dtprof.analysis.pipeline.schedule_replay import (
     BACKWARD_WEIGHT,
     FORWARD,
     LOSS,
-    Plan,
+    SchedulePlan,
     in_order,
     list_acts,
     replay_actions,
     replay_plan,
 )
 from dtprof.analysis.whatif.fixes import Unpredictable
-from dtprof.analysis.whatif.replay import Floats
 from dtprof.errors import UsageError
+from dtprof.intervals import Floats
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV = "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"
 SCHEDULES = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV)
@@ -76,7 +76,7 @@ class WindowChange:
 class ReplayedPlan:
     """The actions of a step, rank by rank, and when each begins and ends, ns since the first."""
 
-    plan: Plan
+    plan: SchedulePlan
     begins_ns: Floats
     ends_ns: Floats
 
@@ -99,7 +99,7 @@ class PipelineTimes:
     windows_ns: Floats  # of these steps, in the replay of the schedule as it ran
     error_ns: float  # by which they miss the measured ones, mean
     members: tuple[int, ...] = ()  # the global ranks, in the order of the stages that they begin with
-    plan: Plan = ()  # the actions of each rank as they ran
+    plan: SchedulePlan = ()  # the actions of each rank as they ran
     lengths_ns: Floats = field(
         default_factory=lambda: np.zeros((0, 1))
     )  # of the actions, rank by rank; a column a step
@@ -112,7 +112,7 @@ class PipelineTimes:
         """Say whether a schedule has apart what the run did in one: gradients of inputs and of weights."""
         return schedule in SPLITTING and self.name not in SPLITTING
 
-    def _replay_means(self, plan: Plan, took: Floats) -> ReplayedPlan | None:
+    def _replay_means(self, plan: SchedulePlan, took: Floats) -> ReplayedPlan | None:
         found = replay_actions(plan, took.mean(axis=1, keepdims=True), message_ns=self.message_ns)
         if found is None:
             return None
@@ -159,7 +159,9 @@ class PipelineTimes:
         plan, took, _ = self._change(schedule, microbatches, split)
         return self._replay_means(plan, took)
 
-    def _change(self, schedule: str | None, microbatches: str | None, split: str | None) -> tuple[Plan, Floats, str]:
+    def _change(
+        self, schedule: str | None, microbatches: str | None, split: str | None
+    ) -> tuple[SchedulePlan, Floats, str]:
         """Return the plan of a change, what its actions take in each step, and how the change is called."""
         name = parse_schedule(schedule) if schedule else self.name
         count = int(microbatches) if microbatches else self.microbatches
@@ -173,7 +175,7 @@ class PipelineTimes:
             raise Unpredictable(f"{label}: the schedule has no plan for {self.ranks} ranks and {count} microbatches")
         return *planned, label
 
-    def _plan(self, name: str, microbatches: int, *, is_even: bool = False) -> tuple[Plan, Floats] | None:
+    def _plan(self, name: str, microbatches: int, *, is_even: bool = False) -> tuple[SchedulePlan, Floats] | None:
         """Return the actions of a schedule, and their time in each step.
 
         Parameters:
@@ -193,7 +195,7 @@ class PipelineTimes:
         even = {kind: np.broadcast_to(own.mean(axis=0), own.shape) for kind, own in self.took.items()}
         times = {kind: _regroup(own, stages) * share for kind, own in (even if is_even else dict(self.took)).items()}
         times[BACKWARD] = times[BACKWARD_INPUT] + times[BACKWARD_WEIGHT]
-        plan: Plan | None
+        plan: SchedulePlan | None
         if name in _PLANNED:
             plan = make_plan(_PLANNED[name], ranks=self.ranks, chunks=chunks, microbatches=microbatches)
         elif name == ZB_H1 and chunks == 1:
@@ -231,7 +233,7 @@ def _regroup(took: Floats, stages: int) -> Floats:
 
 def measure_times(pipelines: Sequence[RankPipeline], used: tuple[int, int]) -> PipelineTimes | str:
     """Return the stage times of the first pipeline whose ranks all kept actions; a sentence where there is none."""
-    by_key: dict[Key, list[RankPipeline]] = {}
+    by_key: dict[PipelineKey, list[RankPipeline]] = {}
     for member in pipelines:
         by_key.setdefault(member.key, []).append(member)
     for members in by_key.values():
@@ -247,7 +249,7 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int]) -> PipelineT
     pipeline = members[0].pipeline
     stages, microbatches = pipeline.num_stages, max(1, pipeline.num_microbatches)
     orders = [member.actions[member.actions["step"] == steps[0]] for member in members]
-    plan: Plan = tuple(list_acts(order) for order in orders)
+    plan: SchedulePlan = tuple(list_acts(order) for order in orders)
     took = np.zeros((_KINDS, stages, microbatches, len(steps)))
     begins, ends = np.zeros((2, sum(map(len, plan)), len(steps)))
     windows = np.zeros(len(steps))
@@ -289,7 +291,7 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int]) -> PipelineT
     )
 
 
-def measure_gaps(plan: Plan, begins: Floats, ends: Floats) -> tuple[float, float] | None:
+def measure_gaps(plan: SchedulePlan, begins: Floats, ends: Floats) -> tuple[float, float] | None:
     """Return the mean time between actions that wait for nothing, and that of messages beyond it; None: no replay.
 
     An action waits for a message where the one that it needs, on another rank, ended later than the one before it.

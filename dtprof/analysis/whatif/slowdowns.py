@@ -13,9 +13,8 @@ from typing import TypeVar
 import numpy as np
 
 from dtprof.analysis.whatif.operation_graph import OperationGraph
-from dtprof.analysis.whatif.replay import Floats
 from dtprof.columns import distinct
-from dtprof.intervals import Mask
+from dtprof.intervals import Floats, Mask
 
 Name = TypeVar("Name", int, str)
 SLOWEST = 0.03

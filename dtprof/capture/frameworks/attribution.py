@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from dtprof import fence
-from dtprof.capture.attribution_labels import Describe, Labels
+from dtprof.capture.attribution_labels import AttributionLabels, Describe
 from dtprof.capture.call_sites import code_owners, user_line
 from dtprof.capture.frameworks.imports import after_import, replace_copies
 from dtprof.capture.group_descriptions import name_of
@@ -35,7 +35,7 @@ class Attribution:
     def __init__(self, recorder: Callable[[bool], Recorder | None]) -> None:
         """Get the recorder from `recorder`; no hook of a framework opens the log."""
         self._recorder = recorder
-        self._labels: Labels | None = None
+        self._labels: AttributionLabels | None = None
         self._missing: list[str] = []
         self._wrappers = 0
         self._early_uses: list[tuple[str, str, str]] = []
@@ -45,14 +45,14 @@ class Attribution:
     def _forget(self) -> None:
         self._labels = None
 
-    def labels(self) -> Labels | None:
+    def labels(self) -> AttributionLabels | None:
         """Return the labels of the log of this process; None while there is none."""
         if self._labels is not None:
             return self._labels
         recorder = self._recorder(False)
         if recorder is None:
             return None
-        self._labels = Labels(recorder)
+        self._labels = AttributionLabels(recorder)
         # Frameworks are hooked as they are imported, often before this process has a log to note in.
         for text in self._missing:
             recorder.write_entry(timed_entry("note", text=text))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dtprof import fence
-from dtprof.capture.attribution_labels import Description, Labels
+from dtprof.capture.attribution_labels import AttributionLabels, Description
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.group_descriptions import name_of
 from dtprof.capture.string_entries import timed_entry
@@ -35,7 +35,7 @@ class DataParallel:
     def __init__(self, attribution: Attribution) -> None:
         """Attribute operations through `attribution`."""
         self._attribution = attribution
-        self._ids: weakref.WeakKeyDictionary[Any, tuple[Labels, int]] = weakref.WeakKeyDictionary()
+        self._ids: weakref.WeakKeyDictionary[Any, tuple[AttributionLabels, int]] = weakref.WeakKeyDictionary()
         self._num_ids = 0
         self._forwards: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 

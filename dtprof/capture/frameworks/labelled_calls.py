@@ -7,7 +7,7 @@ from dtprof.capture.attribution_labels import Description
 from dtprof.capture.frameworks.attribution import Attribution
 
 
-class Call(NamedTuple):
+class LabelledCall(NamedTuple):
     """A function whose operations all serve the same purpose."""
 
     module: str
@@ -25,32 +25,32 @@ _AVERAGING = "torch.distributed.algorithms.model_averaging"
 _BATCH_NORM = "torch.nn.modules._functions"
 _RING = "torch.distributed.tensor.experimental._context_parallel._attention"
 CALLS = (
-    Call(_ZERO, "ZeroRedundancyOptimizer", "_broadcast_params_from_rank", "zero", "broadcast of parameters"),
-    Call(_ZERO, "ZeroRedundancyOptimizer", "consolidate_state_dict", "zero", "consolidation of the state dict"),
-    Call(_STATE_DICT, None, "_iterate_state_dict", "dcp", "gathering of the state dict"),
-    Call(_STATE_DICT, None, "_broadcast_state_dict", "dcp", "broadcast of the state dict"),
-    Call(_STATE_DICT, None, "_distribute_state_dict", "dcp", "distribution of the state dict"),
-    Call(
+    LabelledCall(_ZERO, "ZeroRedundancyOptimizer", "_broadcast_params_from_rank", "zero", "broadcast of parameters"),
+    LabelledCall(_ZERO, "ZeroRedundancyOptimizer", "consolidate_state_dict", "zero", "consolidation of the state dict"),
+    LabelledCall(_STATE_DICT, None, "_iterate_state_dict", "dcp", "gathering of the state dict"),
+    LabelledCall(_STATE_DICT, None, "_broadcast_state_dict", "dcp", "broadcast of the state dict"),
+    LabelledCall(_STATE_DICT, None, "_distribute_state_dict", "dcp", "distribution of the state dict"),
+    LabelledCall(
         f"{_FSDP}._state_dict_utils", None, "_sharded_pre_load_state_dict_hook", "fsdp", "gathering of the state dict"
     ),
-    Call(f"{_FSDP}._optim_utils", None, "_optim_state_dict", "fsdp", "gathering of the state dict"),
-    Call("torch.distributed.checkpoint.utils", None, "_all_gather_keys", "dcp", "exchange of keys"),
-    Call(f"{_AVERAGING}.averagers", "PeriodicModelAverager", "average_parameters", "local_sgd", "averaging"),
-    Call(
+    LabelledCall(f"{_FSDP}._optim_utils", None, "_optim_state_dict", "fsdp", "gathering of the state dict"),
+    LabelledCall("torch.distributed.checkpoint.utils", None, "_all_gather_keys", "dcp", "exchange of keys"),
+    LabelledCall(f"{_AVERAGING}.averagers", "PeriodicModelAverager", "average_parameters", "local_sgd", "averaging"),
+    LabelledCall(
         f"{_AVERAGING}.hierarchical_model_averager",
         "HierarchicalModelAverager",
         "average_parameters",
         "local_sgd",
         "averaging",
     ),
-    Call(_JOIN, "Join", "__exit__", "join", "shadowing of collectives"),
-    Call(_JOIN, "Join", "_get_num_nonjoined_procs", "join", "count of ranks with inputs"),
-    Call(_JOIN, "Join", "notify_join_context", "join", "count of ranks with inputs"),
-    Call(_RING, None, "_templated_ring_attention", "cp", "ring attention"),
-    Call(_RING, None, "_templated_ring_attention_backward", "cp", "ring attention, backward"),
-    Call(_RING, None, "context_parallel_unshard", "cp", "gathering of shards"),
-    Call(_BATCH_NORM, "SyncBatchNorm", "forward", "sync_bn", "statistics of the batch"),
-    Call(_BATCH_NORM, "SyncBatchNorm", "backward", "sync_bn", "gradients of the statistics"),
+    LabelledCall(_JOIN, "Join", "__exit__", "join", "shadowing of collectives"),
+    LabelledCall(_JOIN, "Join", "_get_num_nonjoined_procs", "join", "count of ranks with inputs"),
+    LabelledCall(_JOIN, "Join", "notify_join_context", "join", "count of ranks with inputs"),
+    LabelledCall(_RING, None, "_templated_ring_attention", "cp", "ring attention"),
+    LabelledCall(_RING, None, "_templated_ring_attention_backward", "cp", "ring attention, backward"),
+    LabelledCall(_RING, None, "context_parallel_unshard", "cp", "gathering of shards"),
+    LabelledCall(_BATCH_NORM, "SyncBatchNorm", "forward", "sync_bn", "statistics of the batch"),
+    LabelledCall(_BATCH_NORM, "SyncBatchNorm", "backward", "sync_bn", "gradients of the statistics"),
 )
 _WORDS = {"local_sgd": "local SGD", "sync_bn": "SyncBatchNorm"}
 _CHECKPOINT = "torch.distributed.checkpoint.utils"
@@ -69,7 +69,7 @@ def install(attribution: Attribution) -> None:
     attribution.after_import(_CHECKPOINT, functools.partial(_hook_checkpoint, attribution))
 
 
-def _hook(attribution: Attribution, call: Call, module: Any) -> None:
+def _hook(attribution: Attribution, call: LabelledCall, module: Any) -> None:
     begin = attribution.begin if call.api != "dcp" else attribution.begin_unless_labelled
     owner = module if call.owner is None else getattr(module, call.owner)
     attribution.around(owner, call.name, lambda *_, **__: begin(_doing, call.api, call.what))

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from dtprof.capture.attribution_labels import Labels
+from dtprof.capture.attribution_labels import AttributionLabels
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.string_entries import entry
 from dtprof.records import events
@@ -14,7 +14,7 @@ MOST_PLANS = 1_000
 class OpenAction(NamedTuple):
     """An open action."""
 
-    labels: Labels
+    labels: AttributionLabels
     span: int
 
 
@@ -38,7 +38,7 @@ class PipelineActions:
     def __init__(self, attribution: Attribution) -> None:
         """Record to the log that `attribution` labels."""
         self._attribution = attribution
-        self._declared: dict[PipelinePlan, tuple[Labels, int]] = {}
+        self._declared: dict[PipelinePlan, tuple[AttributionLabels, int]] = {}
 
     def begin(self, name: str, stage: int, microbatch: int) -> OpenAction | None:
         """Begin an action, or a step with the id of its plan in place of the microbatch."""

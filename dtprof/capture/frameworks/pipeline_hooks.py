@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from dtprof.capture.attribution_labels import Description, Labels
+from dtprof.capture.attribution_labels import AttributionLabels, Description
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.pipeline_actions import OpenAction, PipelineActions, PipelinePlan
 from dtprof.capture.group_descriptions import name_of
@@ -37,7 +37,7 @@ class Pipelines:
         self._attribution = attribution
         self._actions = PipelineActions(attribution)
         self._begin, self._end = self._actions.begin, self._actions.end
-        self._plans: weakref.WeakKeyDictionary[Any, tuple[Labels, int]] = weakref.WeakKeyDictionary()
+        self._plans: weakref.WeakKeyDictionary[Any, tuple[AttributionLabels, int]] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Wait for the job to import stages and schedules."""
@@ -117,7 +117,7 @@ class Pipelines:
         for op in ops:
             op._dtprof_label = self._attribution.label(_backward, stage.stage_index, bwd_chunk_id)
 
-    def _begin_batch(self, p2p_ops: Sequence[Any], *_: Any, **__: Any) -> Labels | None:
+    def _begin_batch(self, p2p_ops: Sequence[Any], *_: Any, **__: Any) -> AttributionLabels | None:
         given = [getattr(op, "_dtprof_label", 0) for op in p2p_ops]
         labels = self._attribution.labels() if any(given) else None
         if labels is not None:
@@ -125,7 +125,7 @@ class Pipelines:
         return labels
 
     @staticmethod
-    def _end_batch(labels: Labels | None, failed: bool) -> None:
+    def _end_batch(labels: AttributionLabels | None, failed: bool) -> None:
         del failed
         if labels is not None:
             labels.recorder.label_next_p2p([])

@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from dtprof.capture.attribution_labels import Labels
+from dtprof.capture.attribution_labels import AttributionLabels
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.records import events
 
@@ -27,7 +27,7 @@ class RemoteCalls:
         for name, phase in _CALLS.items():
             around(module.api, name, functools.partial(self._begin, phase), self._end)
 
-    def _begin(self, phase: str, *_: Any, **__: Any) -> tuple[Labels, int] | None:
+    def _begin(self, phase: str, *_: Any, **__: Any) -> tuple[AttributionLabels, int] | None:
         labels = self._attribution.labels()
         if labels is None:
             return None
@@ -35,6 +35,6 @@ class RemoteCalls:
         return labels, recorder.begin_span(recorder.name_id(events.USER_PHASE + phase), False, -1, 0)
 
     @staticmethod
-    def _end(started: tuple[Labels, int] | None, failed: bool) -> None:
+    def _end(started: tuple[AttributionLabels, int] | None, failed: bool) -> None:
         if started is not None:
             started[0].recorder.end_span(started[1], failed, 0, False)

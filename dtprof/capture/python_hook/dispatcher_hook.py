@@ -15,7 +15,7 @@ from typing import Any
 from dtprof import fence
 from dtprof.capture.python_hook import fast_path
 from dtprof.capture.python_hook.event_log import FLAG, EventLog
-from dtprof.capture.python_hook.operation_arguments import Arguments
+from dtprof.capture.python_hook.operation_arguments import ArgumentPositions
 from dtprof.capture.python_hook.segment_writer import AT, STATE, complete, pack_f32
 from dtprof.capture.python_hook.work_waits import poll, watch, watch_waits
 
@@ -60,7 +60,7 @@ class PythonHook(EventLog):
         redispatch = overload._handle.redispatch_boxed
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         has_return = len(overload._schema.returns) > 0
-        issue = self._issuer(name, Arguments(name, overload._schema.arguments))
+        issue = self._issuer(name, ArgumentPositions(name, overload._schema.arguments))
         unbox_work = torch._C._distributed_c10d.Work.unbox
         returned_state = STATE["returned"] if has_return else STATE["done"]
         returned_at, flags_at = AT["returned_after"], AT["flags"]
@@ -102,7 +102,7 @@ class PythonHook(EventLog):
 
         return kernel
 
-    def _issuer(self, name: str, describe: Arguments) -> Callable[..., tuple[mmap.mmap, int, int, bool] | None]:
+    def _issuer(self, name: str, describe: ArgumentPositions) -> Callable[..., tuple[mmap.mmap, int, int, bool] | None]:
         """Return the function that records the issue of one operator."""
         write = self.writer(name, p2p=describe.p2p)
         observed = FLAG["polled"] | FLAG["completion"] if name not in WAITED_IN_CPP else 0

@@ -40,7 +40,7 @@ METER_EVERY = 16
 """The cost of recording is metered on one operation in this many: reading the clock is a good part of it."""
 
 
-class Group:
+class GroupCounters:
     """Id and sequence numbers of one process group."""
 
     def __init__(self, group_id: int, gloo: bool) -> None:
@@ -84,7 +84,7 @@ class EventLog:
         self._names: dict[str, int] = {}
         self._threads: dict[int, int] = {}
         self._on_group: Callable[[int, str], object] = lambda _id, _name: None
-        self._groups: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
+        self._groups: weakref.WeakKeyDictionary[Any, GroupCounters] = weakref.WeakKeyDictionary()
         self._group_ids = itertools.count().__next__
         self._sizes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         self._step = 0
@@ -195,8 +195,10 @@ class EventLog:
             self._declare("sizes", known, inputs=inputs, outputs=outputs)
         return known
 
-    def _new_group(self, process_group: Any) -> Group:
-        new = Group(min(self._group_ids(), schema.MAX_TABLE_ENTRIES), group_descriptions.uses_gloo(process_group))
+    def _new_group(self, process_group: Any) -> GroupCounters:
+        new = GroupCounters(
+            min(self._group_ids(), schema.MAX_TABLE_ENTRIES), group_descriptions.uses_gloo(process_group)
+        )
         self._groups[process_group] = new
         self.write_entry(group_descriptions.first_entry(new.id, process_group))
         self._on_group(new.id, group_descriptions.name_of(process_group))
@@ -334,7 +336,7 @@ class EventLog:
         def write(
             issued: int,
             caller: FrameType | None,
-            group: Group,
+            group: GroupCounters,
             dtype: int,
             reduce_op: int,
             flags: int,
@@ -378,6 +380,6 @@ class EventLog:
         """Say whether operations are being recorded."""
         return self._on
 
-    def group(self, process_group: Any) -> Group:
+    def group(self, process_group: Any) -> GroupCounters:
         """Return the state of a process group, declaring a new one."""
         return self._groups.get(process_group) or self._new_group(process_group)

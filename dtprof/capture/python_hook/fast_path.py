@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from dtprof import fence
-from dtprof.capture.python_hook.event_log import EventLog, Group
+from dtprof.capture.python_hook.event_log import EventLog, GroupCounters
 from dtprof.capture.python_hook.operation_arguments import dtype_codes
 from dtprof.capture.python_hook.segment_writer import AT, STATE, complete, pack_f32
 from dtprof.capture.python_hook.work_waits import poll, watch
@@ -169,7 +169,7 @@ def _recorded(log: EventLog, original: Callable[..., Any], method: Method, optio
         described = describe(arguments)
         if described is None:
             return None
-        known: Group = group_of(group)
+        known: GroupCounters = group_of(group)
         if not known.gloo:
             return None
         poll()  # the Python hook has no thread of its own: each operation looks after those before it

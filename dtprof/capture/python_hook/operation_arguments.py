@@ -17,7 +17,7 @@ def dtype_codes() -> dict[Any, int]:
     return {dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))}
 
 
-class Call:
+class CallFields:
     """The fields of a record that the arguments of one call determine."""
 
     __slots__ = ("dtype", "flags", "group", "inputs", "meta", "numel", "outputs", "peer", "reduce_op", "tag", "uneven")
@@ -33,7 +33,7 @@ class Call:
         self.outputs: list[int] = []
 
 
-class Arguments:
+class ArgumentPositions:
     """Positions of an operator's arguments, by the names in its schema; callers omit trailing defaults."""
 
     def __init__(self, op: str, schema_arguments: list[Any]) -> None:
@@ -61,9 +61,9 @@ class Arguments:
         self._unbox_group = torch._C._distributed_c10d.ProcessGroup.unbox
         self._dtypes = dtype_codes()
 
-    def __call__(self, arguments: tuple[Any, ...], caller: FrameType | None) -> Call:
+    def __call__(self, arguments: tuple[Any, ...], caller: FrameType | None) -> CallFields:
         """Read one call; `caller` is the frame that called the operator."""
-        call = Call()
+        call = CallFields()
         given = len(arguments)
         call.group = self._unbox_group(arguments[self._group])
         self._measure(call, arguments[self._inputs], call.inputs)
@@ -85,7 +85,7 @@ class Arguments:
             self._compare(call, arguments)
         return call
 
-    def _compare(self, call: Call, arguments: tuple[Any, ...]) -> None:
+    def _compare(self, call: CallFields, arguments: tuple[Any, ...]) -> None:
         """Note whether sizes differ between peers or tensors."""
         sizes = [call.inputs, call.outputs]
         for i, position in enumerate(self._splits):
@@ -94,7 +94,7 @@ class Arguments:
         if any(len(set(parts)) > 1 for parts in sizes):
             call.uneven, call.inputs, call.outputs = True, *sizes
 
-    def _measure(self, call: Call, value: Any, sizes: list[int]) -> None:
+    def _measure(self, call: CallFields, value: Any, sizes: list[int]) -> None:
         if value.__class__ is list:
             if len(value) != 1:
                 for item in value:

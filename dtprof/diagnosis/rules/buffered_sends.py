@@ -23,7 +23,7 @@ MAX_MESSAGES = 100_000
 BLOCKING = ("send", "recv", "send_object_list", "recv_object_list")
 """Functions that return when the message has gone, or has come."""
 
-End = tuple[GroupId, int, int, int, int]
+MessageEnd = tuple[GroupId, int, int, int, int]
 """Of a message: group, sender, receiver, tag, how many went before."""
 
 
@@ -32,7 +32,7 @@ class _Message:
     """One end of a message in the program of a rank."""
 
     at: int  # among the operations of the rank
-    end: End
+    end: MessageEnd
     peer: int
     sends: bool
     blocks: bool
@@ -99,9 +99,9 @@ def _messages_of(rank: RankState) -> list[_Message]:
 
 def _find_cycle(programs: dict[int, list[_Message]]) -> dict[int, _Message]:
     """Return the messages at which ranks wait for one another where every send waits for its receive."""
-    posted: set[tuple[End, bool]] = set()
+    posted: set[tuple[MessageEnd, bool]] = set()
     place = dict.fromkeys(programs, 0)
-    waiting: dict[tuple[End, bool], int] = {}  # rank that waits for an end
+    waiting: dict[tuple[MessageEnd, bool], int] = {}  # rank that waits for an end
     ready = deque(programs)
     while ready:
         rank = ready.popleft()

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
-from dtprof.diagnosis.log_facts import Call, Communicator
+from dtprof.diagnosis.log_facts import Communicator, NcclCall
 from dtprof.diagnosis.log_rule import log_finding, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation, ranks_by_process
 from dtprof.diagnosis.rule import Declared
@@ -23,11 +23,11 @@ ASPECTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Members:
+class CommunicatorCalls:
     """The calls of the members of one communicator, by position."""
 
     size: int
-    calls: Mapping[int, Mapping[int, Call]]
+    calls: Mapping[int, Mapping[int, NcclCall]]
     """By global rank, then by position; the newest only."""
     counted: bool
     """Whether positions are counted from the creation; else they are NCCL's own `opCount`."""
@@ -48,7 +48,7 @@ def find_divergence(job: LoggedJob) -> Finding | None:
     return _find_calls_apart(groups) or _find_fewer_calls(job, groups)
 
 
-def _find_calls_apart(groups: list[Members]) -> Finding | None:
+def _find_calls_apart(groups: list[CommunicatorCalls]) -> Finding | None:
     """Return the finding for the first call that differs between members of a communicator."""
     apart = [(where, members) for members in groups if (where := _first_divergence(members)) is not None]
     if not apart:
@@ -73,7 +73,9 @@ def _find_calls_apart(groups: list[Members]) -> Finding | None:
     )
 
 
-def _out_of_step(members: Members, where: int, odd: tuple[int, ...], others: tuple[int, ...]) -> Finding | None:
+def _out_of_step(
+    members: CommunicatorCalls, where: int, odd: tuple[int, ...], others: tuple[int, ...]
+) -> Finding | None:
     """Return the finding if a minority of ranks skipped or added one call, and then went on as the others do."""
     mine, theirs = members.calls[odd[0]], members.calls[others[0]]
     ahead, behind = (theirs.get(where + 1), mine.get(where + 1))
@@ -98,7 +100,7 @@ def _out_of_step(members: Members, where: int, odd: tuple[int, ...], others: tup
     )
 
 
-def _find_fewer_calls(job: LoggedJob, groups: list[Members]) -> Finding | None:
+def _find_fewer_calls(job: LoggedJob, groups: list[CommunicatorCalls]) -> Finding | None:
     """Return the finding for members that had called fewer, in a job of which an operation timed out."""
     if not (job.facts.timeouts or job.notes(*WAITED)):
         return None
@@ -129,7 +131,7 @@ def _find_fewer_calls(job: LoggedJob, groups: list[Members]) -> Finding | None:
     return None
 
 
-def _first_divergence(members: Members) -> int | None:
+def _first_divergence(members: CommunicatorCalls) -> int | None:
     """Return the first position at which the calls differ."""
     first = max(min(calls) for calls in members.calls.values())
     last = min(members.last(rank) for rank in members.calls)
@@ -139,7 +141,7 @@ def _first_divergence(members: Members) -> int | None:
     return None
 
 
-def _groups(job: LoggedJob) -> list[Members]:
+def _groups(job: LoggedJob) -> list[CommunicatorCalls]:
     """Return the communicators whose members are all in the log, and their calls by rank."""
     found = job.facts.communicators
     ranks = ranks_by_process(list(found.values()))
@@ -156,11 +158,11 @@ def _groups(job: LoggedJob) -> list[Members]:
         if calls is not None:
             by_rank = {rank: aligned for (rank, _), aligned in zip(named, calls, strict=True)}
             counted = all(one.rank is not None for _, one in named)
-            result.append(Members(size=members[0].size, calls=by_rank, counted=counted))
+            result.append(CommunicatorCalls(size=members[0].size, calls=by_rank, counted=counted))
     return result
 
 
-def _aligned(members: list[Communicator]) -> list[dict[int, Call]] | None:
+def _aligned(members: list[Communicator]) -> list[dict[int, NcclCall]] | None:
     """Return the calls by position: counted from the creation, else by NCCL's own count where that rises."""
     if all(one.rank is not None for one in members):
         return [{one.total - len(one.calls) + i: call for i, (_, call) in enumerate(one.calls)} for one in members]

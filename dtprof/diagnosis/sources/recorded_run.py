@@ -26,8 +26,8 @@ from dtprof.job.stalls import (
     SLOW_AFTER_NS,
     JobProgress,
     Pauses,
-    Phase,
     Progress,
+    RankPhase,
     RankProgress,
     assess_job,
     hang_after_of,
@@ -287,13 +287,13 @@ def _assess(run: reader.Run, ranks: Iterable[facts.RankState], boots: Mapping[in
     )
 
 
-def _phase(rank: facts.RankState) -> Phase:
+def _phase(rank: facts.RankState) -> RankPhase:
     """Return the activity of a rank; a rank with an idle or frozen stack is in no first step or evaluation."""
     phase = phase_of(rank.open_phases, steps=rank.steps or 0)
     if rank.stack is None or (rank.stack.is_busy and rank.stack.state not in FROZEN):
         return phase
-    is_idle_in = phase in (Phase.FIRST_STEP, Phase.EVALUATION)
-    return Phase.STEPS if is_idle_in or rank.stack.state in FROZEN else phase
+    is_idle_in = phase in (RankPhase.FIRST_STEP, RankPhase.EVALUATION)
+    return RankPhase.STEPS if is_idle_in or rank.stack.state in FROZEN else phase
 
 
 def _is_stalled(

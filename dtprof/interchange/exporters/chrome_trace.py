@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from dtprof.analysis.timeline.operation_detail import BETWEEN, FIRST, RankDetail, RunDetail, map_ranks
-from dtprof.interchange.exporters.exported_steps import Window, choose_window
+from dtprof.interchange.exporters.exported_steps import StepWindow, choose_window
 from dtprof.interchange.exporters.gzip_parts import Part, pack, write_parts
 from dtprof.interchange.exporters.json_rows import SEPARATOR, Choice, Whole, join_rows, microseconds
 from dtprof.interchange.exporters.protobuf_wire import Piece
-from dtprof.interchange.exporters.trace_tracks import OPEN, Argument, Counter, RankTracks, Track, build_tracks
+from dtprof.interchange.exporters.trace_tracks import OPEN, Argument, Counter, RankTracks, TraceTrack, build_tracks
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 
 MAX_EVENTS = 400_000
@@ -44,7 +44,7 @@ def write_chrome(
     return window.describe(left_out)
 
 
-def _list_events(window: Window, origin: int, rank: RankDetail) -> tuple[Part, int]:
+def _list_events(window: StepWindow, origin: int, rank: RankDetail) -> tuple[Part, int]:
     """Return the events of one rank, and how many operations found no place."""
     since, until = window.bounds(rank)
     tracks = build_tracks(rank, since_ns=since, until_ns=until)
@@ -71,7 +71,7 @@ def _metadata(kind: str, pid: int, tid: int, **arguments: object) -> bytes:
     return _dump({"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": arguments})
 
 
-def _slice_events(track: Track, pid: int, tid: int, origin: int, last_ns: int) -> Iterator[bytes]:
+def _slice_events(track: TraceTrack, pid: int, tid: int, origin: int, last_ns: int) -> Iterator[bytes]:
     """Yield the slices of a track; one that has no end lasts to the end of the records."""
     is_open = track.end == OPEN
     end = np.where(is_open, np.maximum(last_ns, track.begin), track.end)
@@ -91,7 +91,7 @@ def _slice_events(track: Track, pid: int, tid: int, origin: int, last_ns: int) -
     yield from join_rows(pieces, len(track))
 
 
-def _flow_events(track: Track, pid: int, tid: int, origin: int, last_ns: int) -> Iterator[bytes]:
+def _flow_events(track: TraceTrack, pid: int, tid: int, origin: int, last_ns: int) -> Iterator[bytes]:
     """Yield the flow events between slices: begin of the first to arrive, begin of the next, end of the last."""
     if track.flow is None or track.place is None:
         return

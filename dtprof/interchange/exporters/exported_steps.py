@@ -10,7 +10,7 @@ from dtprof.formatting import format_count, format_fraction
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class StepWindow:
     """Steps from `first` to `last`; None: everything from there on, or up to there."""
 
     first: int | None = None
@@ -41,7 +41,7 @@ class Window:
         return said
 
 
-def choose_window(run: RunDetail, *, steps: tuple[int, int] | None, max_events: int) -> Window:
+def choose_window(run: RunDetail, *, steps: tuple[int, int] | None, max_events: int) -> StepWindow:
     """Choose the steps.
 
     Raises:
@@ -59,18 +59,18 @@ def choose_window(run: RunDetail, *, steps: tuple[int, int] | None, max_events: 
             raise NothingToShowError(
                 f"{run.run.path} has none of the steps {steps[0]}:{steps[1]}: {has}; choose others with --steps A:B"
             )
-        return Window(first=steps[0], last=steps[1], apart=apart)
+        return StepWindow(first=steps[0], last=steps[1], apart=apart)
     if run.events <= max_events:
-        return Window(apart=apart)
+        return StepWindow(apart=apart)
     share = max_events / run.events
     of = f"of {format_count(run.events)} events a file of this format should hold {format_count(max_events)} at most"
     if not numbers:
-        return Window(
+        return StepWindow(
             share=share, reduced=f"{of}: the last {format_fraction(share)} of the time are in it", apart=apart
         )
     num_steps = max(1, int(share * (last - first + 1)))
     since = last - num_steps + 1
-    return Window(
+    return StepWindow(
         first=since,
         apart=apart,
         reduced=f"{of}: steps {since} to {last} of {first} to {last} are in it; choose others with --steps A:B",

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from dtprof.interchange.exporters.protobuf_wire import Floats
 from dtprof.interchange.exporters.tensorboard_events import Picture
+from dtprof.intervals import Floats
 
 WIDTH = 960
 MIN_HEIGHT, MAX_HEIGHT = 160, 1600
@@ -37,7 +37,7 @@ FASTEST = 1
 Colour = tuple[int, int, int]
 
 
-class Figure(Protocol):
+class PlotlyFigure(Protocol):
     """A Plotly figure."""
 
     @property
@@ -69,13 +69,13 @@ class Axis:
         return self.begin + (value - self.first) / (self.last - self.first) * (self.end - self.begin)
 
 
-def draw_picture(figure: Figure) -> Picture:
+def draw_picture(figure: PlotlyFigure) -> Picture:
     """Draw a figure of bars, or of lines."""
     return _Canvas(figure).draw()
 
 
 class _Canvas:
-    def __init__(self, figure: Figure) -> None:
+    def __init__(self, figure: PlotlyFigure) -> None:
         self._layout, self._traces = figure.layout, list(figure.data)
         self._bars = [trace for trace in self._traces if trace.type == "bar"]
         self._lines = [trace for trace in self._traces if trace.type == "scatter"]

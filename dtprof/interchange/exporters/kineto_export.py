@@ -22,7 +22,7 @@ import numpy.typing as npt
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail, map_ranks
 from dtprof.columns import distinct
-from dtprof.interchange.exporters.exported_steps import Window, choose_window
+from dtprof.interchange.exporters.exported_steps import StepWindow, choose_window
 from dtprof.interchange.exporters.gzip_parts import Part, pack, write_parts
 from dtprof.interchange.exporters.trace_tracks import assign_lanes, name_group, name_rank
 from dtprof.intervals import Column, Intervals, intersect
@@ -101,7 +101,7 @@ def write_traces(traces: Sequence[RankTrace], folder: Path) -> None:
         write_parts([trace.events, rest], folder / f"rank{trace.rank:05}.pt.trace.json.gz")
 
 
-def trace_collector(run: RunDetail, window: Window) -> Callable[[RankDetail], RankTrace]:
+def trace_collector(run: RunDetail, window: StepWindow) -> Callable[[RankDetail], RankTrace]:
     """Return the picklable function that makes a trace of a rank."""
     facts = run.surveys.facts
     backends = {group.backend for fact in facts for group in fact.groups.values()}
@@ -110,7 +110,7 @@ def trace_collector(run: RunDetail, window: Window) -> Callable[[RankDetail], Ra
     return partial(_collect_trace, window, run.first_ns, backend, world_size)
 
 
-def _collect_trace(window: Window, origin: int, backend: str, world_size: int, rank: RankDetail) -> RankTrace:
+def _collect_trace(window: StepWindow, origin: int, backend: str, world_size: int, rank: RankDetail) -> RankTrace:
     """Return the trace of one rank, times from `origin` on."""
     since, until = window.bounds(rank)
     end = np.iinfo(np.int64).max if until is None else until

@@ -13,7 +13,7 @@ import numpy as np
 
 from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail, map_ranks
 from dtprof.formatting import UNKNOWN
-from dtprof.interchange.exporters.exported_steps import Window, choose_window
+from dtprof.interchange.exporters.exported_steps import StepWindow, choose_window
 from dtprof.interchange.exporters.protobuf_wire import (
     KnownOr,
     Pieces,
@@ -27,7 +27,15 @@ from dtprof.interchange.exporters.protobuf_wire import (
     size_of,
     width_of,
 )
-from dtprof.interchange.exporters.trace_tracks import OPEN, Argument, Counter, Moment, RankTracks, Track, build_tracks
+from dtprof.interchange.exporters.trace_tracks import (
+    OPEN,
+    Argument,
+    Counter,
+    Moment,
+    RankTracks,
+    TraceTrack,
+    build_tracks,
+)
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 
 MAX_BYTES = 500_000_000
@@ -83,7 +91,7 @@ def write_perfetto(
     return window.describe(left_out)
 
 
-def _encode(window: Window, rank: RankDetail) -> tuple[bytearray, int]:
+def _encode(window: StepWindow, rank: RankDetail) -> tuple[bytearray, int]:
     """Return the packets of one rank, and the number of operations that found no track."""
     since, until = window.bounds(rank)
     tracks = build_tracks(rank, since_ns=since, until_ns=until)
@@ -148,7 +156,7 @@ def _clocks(rank: RankTracks, sequence: int) -> bytes:
     )
 
 
-def _slices(track: Track, uuid: int, sequence: int, texts: _Texts) -> list[tuple[Pieces, int]]:
+def _slices(track: TraceTrack, uuid: int, sequence: int, texts: _Texts) -> list[tuple[Pieces, int]]:
     """Return the shapes of a track: begin and end of each slice together, then begins that have no end."""
     closed = np.flatnonzero(track.end != OPEN)
     shapes = []

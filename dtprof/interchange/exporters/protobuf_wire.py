@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 
 Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float64]
 BYTES_AT_ONCE = 1 << 20
 """Messages filled together: as many as fit the cache of a core."""
 WORD = 8

@@ -18,18 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.errors import MissingDependencyError
-from dtprof.interchange.exporters.protobuf_wire import (
-    Floats,
-    double,
-    message,
-    number,
-    one_message,
-    one_text,
-    single,
-    write_all,
-)
+from dtprof.interchange.exporters.protobuf_wire import double, message, number, one_message, one_text, single, write_all
 from dtprof.interchange.exporters.tensorboard_records import frame, frame_all
-from dtprof.intervals import Column
+from dtprof.intervals import Column, Floats
 
 FILE_VERSION = "brain.Event:2"
 WALL_TIME, STEP, SUMMARY, VALUE, TAG, SIMPLE_VALUE, METADATA = 1, 2, 5, 1, 1, 2, 9
@@ -65,7 +56,7 @@ class Picture:
     height: int
 
 
-class EventLog:
+class EventFile:
     """The event file of one folder, which TensorBoard shows as one run."""
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +75,7 @@ class EventLog:
         self._described: set[str] = set()
         self._write(self._event(wall_time=time.time(), file_version=FILE_VERSION))
 
-    def __enter__(self) -> "EventLog":
+    def __enter__(self) -> "EventFile":
         """Return itself."""
         return self
 

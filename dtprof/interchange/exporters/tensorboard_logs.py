@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof.analysis.metric_registry import RANK
 from dtprof.analysis.results import PARTS
@@ -22,12 +21,11 @@ from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail, rea
 from dtprof.formatting import format_count
 from dtprof.interchange.exporters.exported_steps import choose_window
 from dtprof.interchange.exporters.kineto_export import RankTrace, trace_collector, write_traces
-from dtprof.interchange.exporters.tensorboard_events import EventLog, Picture
-from dtprof.intervals import Column
+from dtprof.interchange.exporters.tensorboard_events import EventFile, Picture
+from dtprof.intervals import Column, Floats
 from dtprof.job.axes import axis_sizes
 from dtprof.job.world_size import resolve_world_size
 
-Floats = npt.NDArray[np.float64]
 Result = TypeVar("Result")
 
 ALL_RANKS = "all ranks"
@@ -95,7 +93,7 @@ class ScalarLogs:
     """The event files of a run; new steps of a running job are appended."""
 
     folder: Path
-    logs: dict[str, EventLog] = field(default_factory=dict)
+    logs: dict[str, EventFile] = field(default_factory=dict)
     written: int = 0  # the last step that was
 
     def append(self, run: RunDetail, series: Sequence[RankSeries]) -> list[str]:
@@ -125,10 +123,10 @@ class ScalarLogs:
             log.picture(self.written, tag, picture)
         log.flush()
 
-    def log(self, name: str) -> EventLog:
+    def log(self, name: str) -> EventFile:
         """Return the log of this name."""
         if name not in self.logs:
-            self.logs[name] = EventLog(self.folder / name)
+            self.logs[name] = EventFile(self.folder / name)
         return self.logs[name]
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class Argument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Track:
+class TraceTrack:
     """Slices in order of their begin; those of one track do not overlap once `split_lanes` has seen it."""
 
     name: str
@@ -51,7 +51,7 @@ class Track:
         """Return the number of slices."""
         return len(self.begin)
 
-    def rows(self, chosen: npt.NDArray[Any]) -> "Track":
+    def rows(self, chosen: npt.NDArray[Any]) -> "TraceTrack":
         """Return some of the slices."""
         return replace(
             self,
@@ -89,7 +89,7 @@ class RankTracks:
     rank: int
     pid: int
     name: str
-    tracks: tuple[Track, ...]
+    tracks: tuple[TraceTrack, ...]
     counters: tuple[Counter, ...]
     moments: tuple[Moment, ...]
     first_ns: int
@@ -165,7 +165,7 @@ def name_group(group: Group | None) -> str:
     return purpose_of(group) or f"group {group.name}"
 
 
-def split_lanes(track: Track) -> tuple[list[Track], int]:
+def split_lanes(track: TraceTrack) -> tuple[list[TraceTrack], int]:
     """Return tracks without overlap, and how many slices found no place in MAX_LANES of them."""
     if not len(track):
         return [], 0
@@ -202,11 +202,11 @@ def assign_lanes(begin: Column, end: Column) -> Column:
     return lane
 
 
-def _steps(rank: RankDetail) -> Track:
+def _steps(rank: RankDetail) -> TraceTrack:
     numbers, windows = rank.steps.numbers, rank.steps.windows
     used = ((numbers >= rank.used.first) & (numbers <= rank.used.last)).astype(np.int64)
     names = tuple(f"step {number}" for number in numbers.tolist())
-    return Track(
+    return TraceTrack(
         name=STEPS,
         begin=windows[:, 0],
         end=windows[:, 1],
@@ -219,14 +219,14 @@ def _steps(rank: RankDetail) -> Track:
     )
 
 
-def _windows(rank: RankDetail) -> Track:
+def _windows(rank: RankDetail) -> TraceTrack:
     """Return the windows of torch.profiler, and after each the time in which the rank wrote its trace."""
     known = [window for window in rank.tables.windows if window.begin_ns != UNKNOWN_NS]
     times = np.array([(window.begin_ns, window.end_ns, window.ready_ns) for window in known], np.int64).reshape(-1, 3)
     began, ended, ready = rank.on_clock_of_run(times).T
     written = np.flatnonzero((ended != UNKNOWN_NS) & (ready != UNKNOWN_NS))
     of = np.concatenate((np.arange(len(known)), written))
-    return Track(
+    return TraceTrack(
         name=WINDOWS,
         begin=np.concatenate((began, ended[written])),
         end=np.concatenate((ended, ready[written])),
@@ -246,16 +246,18 @@ def _exceptions(rank: RankDetail) -> Iterator[Moment]:
         yield Moment(t_ns=t_ns, name=error.type, text=error.message)
 
 
-def _stretches(name: str, stretches: tuple[Intervals, Column], labels: Sequence[str]) -> Track:
+def _stretches(name: str, stretches: tuple[Intervals, Column], labels: Sequence[str]) -> TraceTrack:
     times, label = stretches
-    return Track(name=name, begin=times[:, 0], end=times[:, 1], label=label, labels=tuple(labels))
+    return TraceTrack(name=name, begin=times[:, 0], end=times[:, 1], label=label, labels=tuple(labels))
 
 
-def _intervals(name: str, times: Intervals) -> Track:
-    return Track(name=name, begin=times[:, 0], end=times[:, 1], label=np.zeros(len(times), np.int64), labels=(name,))
+def _intervals(name: str, times: Intervals) -> TraceTrack:
+    return TraceTrack(
+        name=name, begin=times[:, 0], end=times[:, 1], label=np.zeros(len(times), np.int64), labels=(name,)
+    )
 
 
-def _actions(tables: RankTables, spans: Array) -> list[Track]:
+def _actions(tables: RankTables, spans: Array) -> list[TraceTrack]:
     """Return the actions of each stage of a pipeline."""
     names = {number: name for number, name in enumerate(tables.ops) if name in set(events.PIPELINE_KINDS.values())}
     names |= {number: name for number, name in enumerate(tables.ops) if name == events.PP_LOSS}
@@ -265,7 +267,7 @@ def _actions(tables: RankTables, spans: Array) -> list[Track]:
         acts = select(chosen, chosen["stage"] == stage)
         known = sorted(names)
         tracks.append(
-            Track(
+            TraceTrack(
                 name=f"stage {stage}",
                 begin=acts["begin_ns"].astype(np.int64),
                 end=acts["end_ns"].astype(np.int64),
@@ -280,7 +282,7 @@ def _actions(tables: RankTables, spans: Array) -> list[Track]:
     return tracks
 
 
-def _communication(rank: RankDetail) -> list[Track]:
+def _communication(rank: RankDetail) -> list[TraceTrack]:
     """Return the operations of each group: collectives, sends and receives apart."""
     rows = rank.operations
     names = (*rank.tables.ops, "?")
@@ -302,7 +304,7 @@ def _communication(rank: RankDetail) -> list[Track]:
 
 def _operations(
     rank: RankDetail, chosen: Mask, name: str, op: Column, names: tuple[str, ...], is_receive: bool
-) -> Track:
+) -> TraceTrack:
     at = np.flatnonzero(chosen)
     rows = select(rank.operations, at)
     timing, tables = rank.timing, rank.tables
@@ -336,7 +338,7 @@ def _operations(
     ended = np.where(duration != UNKNOWN_NS, rows["done_ns"], OPEN)
     given_up = (rows["state"] == codes.FAILED) | ((rows["flags"] & codes.COMPLETION_SEEN) == 0)
     returned = np.where(rows["returned_ns"] == UNKNOWN_NS, rows["issued_ns"], rows["returned_ns"])
-    return Track(
+    return TraceTrack(
         name=name,
         begin=rows["issued_ns"].astype(np.int64),
         end=np.where((ended == OPEN) & given_up, returned, ended).astype(np.int64),

@@ -21,7 +21,7 @@ from dtprof.diagnosis.sources.flight_recorder.dump_fields import (
 )
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
 from dtprof.diagnosis.sources.flight_recorder.dump_reader import looks_like_dump, read_document
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import Dump, Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable, Dump
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
     COLLECTIVE,
@@ -53,7 +53,7 @@ def import_dumps(files: Sequence[Path]) -> ImportedRun:
     Raises:
         NotADumpError: none can be read, or two are of one rank.
     """
-    dumps, problems, _ = read_dumps(files, Labels())
+    dumps, problems, _ = read_dumps(files, ArgumentTable())
     members = [rank for dump in dumps for group in dump.groups.values() for rank in group.ranks]
     size = max([*members, *(dump.rank for dump in dumps)]) + 1
     ranks = [_rank(dump, min(size, MAX_WORLD_SIZE)) for dump in dumps]

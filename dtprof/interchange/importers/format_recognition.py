@@ -16,7 +16,7 @@ MAX_FILES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class FormatFiles:
     """Files of one format."""
 
     importer: Importer
@@ -24,7 +24,7 @@ class Inputs:
     left_out: tuple[str, ...]  # names of files in directories that no importer recognises
 
 
-def sort_inputs(paths: Sequence[Path], importers: Sequence[Importer]) -> Inputs:
+def sort_inputs(paths: Sequence[Path], importers: Sequence[Importer]) -> FormatFiles:
     """Find the one importer of all files; files of directories that no importer recognises are left out.
 
     Raises:
@@ -61,7 +61,7 @@ def sort_inputs(paths: Sequence[Path], importers: Sequence[Importer]) -> Inputs:
             "Import each into a run of its own."
         )
     ((chosen, files),) = by_importer.values()
-    return Inputs(importer=chosen, files=tuple(files), left_out=tuple(left_out))
+    return FormatFiles(importer=chosen, files=tuple(files), left_out=tuple(left_out))
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -18,10 +18,10 @@ from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
     LAST_NS,
     MAX_WORLD_SIZE,
+    ImportedOperation,
     ImportedRank,
     ImportedRun,
     Importer,
-    Operation,
     RecordBuilder,
     begins,
 )
@@ -50,7 +50,7 @@ LACKS = (
 _EXTENT = re.compile(r"\d{1,12}")
 
 
-class Event(msgspec.Struct, gc=False):
+class HorovodEvent(msgspec.Struct, gc=False):
     """One event of the timeline; its tensor is its process."""
 
     ph: str = ""
@@ -95,7 +95,7 @@ def import_horovod(files: Sequence[Path]) -> ImportedRun:
             "run of its own."
         )
     timeline = _Timeline()
-    file = TraceFile(files[0], Event)
+    file = TraceFile(files[0], HorovodEvent)
     for events in file.events():
         for event in events:
             timeline.take(event)
@@ -127,7 +127,7 @@ class _Timeline:
         self.base_ns = 0
         self._tensors: dict[object, _Tensor] = {}
 
-    def take(self, event: Event) -> None:
+    def take(self, event: HorovodEvent) -> None:
         if event.ph == "M":
             base = event.args.get("start_time_since_epoch_in_micros") if isinstance(event.args, dict) else None
             if type(base) is int and 0 < base < LAST_NS // 1000:
@@ -180,7 +180,7 @@ def _rank(rank: int, size: int, operations: Sequence[_Done], problems: Sequence[
     # Without a negotiation nothing tells when the ranks came: that is group 1, whose operations match none.
     builder.add(
         [
-            Operation(
+            ImportedOperation(
                 op=done.op,
                 begin=done.ready.get(rank, done.begin),
                 end=done.end,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from dtprof.intervals import Column
 from dtprof.records import events, schema
 from dtprof.records.rank_log.archive import RECORD_DTYPE
 from dtprof.records.tables import Array
@@ -17,8 +17,6 @@ MAX_OPS = 1000
 MAIN_THREAD = 1
 COLLECTIVE, POINT_TO_POINT = schema.KIND["collective"], schema.KIND["p2p"]
 LAST_NS = 1 << 62
-
-Column = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class Importer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class ImportedOperation:
     """One operation of a rank; fields not named here are those of its record."""
 
     op: str
@@ -99,7 +97,7 @@ class RecordBuilder:
 
     def add(
         self,
-        operations: Sequence[Operation],
+        operations: Sequence[ImportedOperation],
         *,
         rank: int,
         world_size: int,

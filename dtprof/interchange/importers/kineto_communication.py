@@ -8,8 +8,8 @@ from typing import Any
 
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import MAX_RANK, dtype_code, numel, rank_numbers
 from dtprof.interchange.importers.collective_names import of_kernel, operation_name
-from dtprof.interchange.importers.imported_records import LAST_NS, Operation
-from dtprof.interchange.importers.kineto_events import Arguments, Call, KinetoTrace
+from dtprof.interchange.importers.imported_records import LAST_NS, ImportedOperation
+from dtprof.interchange.importers.kineto_events import EventArguments, KinetoTrace, TracedCall
 from dtprof.records import events, schema
 
 SECOND_INPUT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
@@ -84,7 +84,7 @@ def _progression(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
     return whole if len(whole) == size and whole[: len(ranks) - 1] == ranks[:-1] and whole[-1] == ranks[-1] else ()
 
 
-def device_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
+def device_operations(trace: KinetoTrace, groups: Groups) -> list[ImportedOperation]:
     """Return the operations whose kernels ran on the device."""
     operations = []
     for call in trace.collectives:
@@ -98,7 +98,7 @@ def device_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
         group = _group_of(arguments, groups)
         members = groups.entries[group]["ranks"]
         operations.append(
-            Operation(
+            ImportedOperation(
                 op=op,
                 begin=call.begin,
                 end=call.end,
@@ -112,7 +112,7 @@ def device_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
     return operations
 
 
-def _peer(arguments: Arguments, op: str) -> int:
+def _peer(arguments: EventArguments, op: str) -> int:
     value = {"send": arguments.target, "recv": arguments.source}.get(op)
     return value if type(value) is int else -1
 
@@ -123,7 +123,7 @@ def _count(value: object) -> int:
     return value if type(value) is int and 0 <= value < LAST_NS else 0
 
 
-def host_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
+def host_operations(trace: KinetoTrace, groups: Groups) -> list[ImportedOperation]:
     """Return the operations that the program issued on the host, each with the work of the back end on it.
 
     Where only that work is in the trace, it stands for the call.
@@ -142,7 +142,7 @@ def host_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
         elements, dtype = _payload(call, work, op)
         values = call.inputs()[2]
         operations.append(
-            Operation(
+            ImportedOperation(
                 op=op,
                 begin=call.begin,
                 end=max(work.end, call.begin) if work is not None else -1,
@@ -157,15 +157,15 @@ def host_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
     return operations
 
 
-def _work_alone(work: Call, groups: Groups) -> Operation:
+def _work_alone(work: TracedCall, groups: Groups) -> ImportedOperation:
     op = operation_name(work.name)
     elements, dtype = _payload(work, work, op)
-    return Operation(
+    return ImportedOperation(
         op=op, begin=work.begin, end=work.end, group=_group_of(work.arguments, groups), numel=elements, dtype=dtype
     )
 
 
-def _group_of(arguments: Arguments, groups: Groups) -> int:
+def _group_of(arguments: EventArguments, groups: Groups) -> int:
     """Return the id of the group that an event names; else the only one that it can be, or one of its own."""
     if isinstance(arguments.group, str) and arguments.group:
         ranks = rank_numbers(arguments.group_ranks)
@@ -174,17 +174,17 @@ def _group_of(arguments: Arguments, groups: Groups) -> int:
     return groups.of(NOT_RECORDED, "not recorded", (), groups.world_size) if only is None else only
 
 
-def _pair_up(calls: Sequence[Call], named: Sequence[str], works: Sequence[Call]) -> dict[int, Call]:
+def _pair_up(calls: Sequence[TracedCall], named: Sequence[str], works: Sequence[TracedCall]) -> dict[int, TracedCall]:
     """Return the work of each call by position: of one operation they begin in the order in which they were issued."""
     waiting: dict[str, list[int]] = defaultdict(list)
     for position, op in enumerate(named):
         waiting[op].append(position)
-    by_op: dict[str, list[Call]] = defaultdict(list)
+    by_op: dict[str, list[TracedCall]] = defaultdict(list)
     # What is more than calls was issued before the trace began, and so begins first.
     for work in works[max(0, len(works) - len(calls)) :]:
         by_op[operation_name(work.name)].append(work)
-    work_of_call: dict[int, Call] = {}
-    left: list[Call] = []
+    work_of_call: dict[int, TracedCall] = {}
+    left: list[TracedCall] = []
     for op, op_works in by_op.items():
         left += _in_order(calls, waiting.get(op, []), op_works, work_of_call)
     # gloo does some operations as others: what is left over belongs together in order.
@@ -194,8 +194,11 @@ def _pair_up(calls: Sequence[Call], named: Sequence[str], works: Sequence[Call])
 
 
 def _in_order(
-    calls: Sequence[Call], positions: Sequence[int], works: Sequence[Call], work_of_call: dict[int, Call]
-) -> list[Call]:
+    calls: Sequence[TracedCall],
+    positions: Sequence[int],
+    works: Sequence[TracedCall],
+    work_of_call: dict[int, TracedCall],
+) -> list[TracedCall]:
     """Pair calls and works one after the other; return the works that begin before any call that is left."""
     left, at = [], 0
     for work in works:
@@ -207,7 +210,7 @@ def _in_order(
     return left
 
 
-def _payload(call: Call, work: Call | None, op: str) -> tuple[int, int]:
+def _payload(call: TracedCall, work: TracedCall | None, op: str) -> tuple[int, int]:
     """Return how many elements this rank puts in, and the code of their type."""
     dims, types, _ = call.inputs()
     place = 1 if op in SECOND_INPUT and len(dims) > 1 and dims[1] else 0

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dtprof.interchange.importers.imported_records import LAST_NS, Column
+from dtprof.interchange.importers.imported_records import LAST_NS
 from dtprof.interchange.importers.trace_stream import TraceFile
+from dtprof.intervals import Column
 
 COMMUNICATION_OP = ("c10d::", "_c10d_functional", "record_param_comms", "gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
 CALL = "c10d::"
@@ -30,7 +31,7 @@ MAX_US = 1 << 53
 MAX_DEVICES = 1 << 16
 
 
-class Arguments(msgspec.Struct, gc=False):
+class EventArguments(msgspec.Struct, gc=False):
     """The arguments of events that are looked at; the others are passed over."""
 
     external_id: int | str | None = msgspec.field(default=None, name="External id")
@@ -61,7 +62,7 @@ class Correlated(msgspec.Struct, gc=False):
     device: Any = None
 
 
-class Event(msgspec.Struct, gc=False):
+class KinetoEvent(msgspec.Struct, gc=False):
     """One event of the trace."""
 
     ph: str = ""
@@ -75,12 +76,12 @@ class Event(msgspec.Struct, gc=False):
 
 
 _PACKED = msgspec.json.Decoder()
-_ARGUMENTS = msgspec.json.Decoder(Arguments)
+_ARGUMENTS = msgspec.json.Decoder(EventArguments)
 _CORRELATED = msgspec.json.Decoder(Correlated)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class TracedCall:
     """A call, kernel or work of communication."""
 
     name: str
@@ -88,7 +89,7 @@ class Call:
     end: int
     process: int | str | None
     thread: int | str | None
-    arguments: Arguments
+    arguments: EventArguments
 
     def inputs(self) -> tuple[list[Any], list[Any], list[Any]]:
         """Return dimensions, types and values of the inputs of an operator; empty where they are not recorded."""
@@ -111,7 +112,7 @@ class Times:
     length: "array[float]" = field(default_factory=lambda: array("d"))  # us
     other: "array[int]" = field(default_factory=lambda: array("q"))
 
-    def add(self, events: Sequence[Event], other: Sequence[int]) -> None:
+    def add(self, events: Sequence[KinetoEvent], other: Sequence[int]) -> None:
         """Add events, each with its other number."""
         self.begin.extend([event.ts for event in events])
         self.length.extend([event.dur for event in events])
@@ -154,11 +155,11 @@ class KinetoTrace:
         default_factory=Times
     )  # from an operator to its backward; other: thread, -1 - thread at its end
     communicating: Times = field(default_factory=Times)  # any operator that communicates or waits; other: thread
-    annotations: list[Call] = field(default_factory=list)
-    collectives: list[Call] = field(default_factory=list)  # kernels that communicate
-    calls: list[Call] = field(default_factory=list)  # of c10d operators
-    works: list[Call] = field(default_factory=list)  # what the back end did, on its own threads
-    described: dict[object, Arguments] = field(default_factory=dict)  # record_param_comms by external id
+    annotations: list[TracedCall] = field(default_factory=list)
+    collectives: list[TracedCall] = field(default_factory=list)  # kernels that communicate
+    calls: list[TracedCall] = field(default_factory=list)  # of c10d operators
+    works: list[TracedCall] = field(default_factory=list)  # what the back end did, on its own threads
+    described: dict[object, EventArguments] = field(default_factory=dict)  # record_param_comms by external id
     memory: Times = field(default_factory=Times)  # length: allocated bytes; other: reserved bytes
     devices: set[int] = field(default_factory=set)
 
@@ -174,14 +175,14 @@ class KinetoTrace:
         return bool(self.kernels.begin or self.collectives)
 
 
-def read_events(path: Path, also: Callable[[list[list[Event]]], object] | None = None) -> KinetoTrace:
+def read_events(path: Path, also: Callable[[list[list[KinetoEvent]]], object] | None = None) -> KinetoTrace:
     """Read one trace; `also` is given the events of each piece of the file, by class.
 
     Raises:
         NotATraceError: it is none that can be read.
     """
     trace = KinetoTrace(path=path)
-    file = TraceFile(path, Event)
+    file = TraceFile(path, KinetoEvent)
     numbers: dict[object, int] = {}
     classes: dict[str, dict[str, int]] = {}
     for events in file.events():
@@ -194,9 +195,9 @@ def read_events(path: Path, also: Callable[[list[list[Event]]], object] | None =
     return trace
 
 
-def _sort(events: list[Event], classes: dict[str, dict[str, int]]) -> list[list[Event]]:
+def _sort(events: list[KinetoEvent], classes: dict[str, dict[str, int]]) -> list[list[KinetoEvent]]:
     """Return the events of each class. `classes` keeps the class of each category and name: there are millions."""
-    by_class: list[list[Event]] = [[] for _ in range(NUM_CLASSES)]
+    by_class: list[list[KinetoEvent]] = [[] for _ in range(NUM_CLASSES)]
     for event in events:
         try:
             number = classes[event.cat][event.name]
@@ -209,7 +210,7 @@ def _sort(events: list[Event], classes: dict[str, dict[str, int]]) -> list[list[
     return by_class
 
 
-def _take_piece(trace: KinetoTrace, events: list[list[Event]], numbers: dict[object, int]) -> None:
+def _take_piece(trace: KinetoTrace, events: list[list[KinetoEvent]], numbers: dict[object, int]) -> None:
     """Take in the events of a piece, class by class."""
     for number, into in (
         (OPERATOR, trace.operators),
@@ -241,14 +242,14 @@ def _take_piece(trace: KinetoTrace, events: list[list[Event]], numbers: dict[obj
         _take_memory(trace, event, _call(event).arguments)
 
 
-def _correlated(event: Event) -> Correlated | None:
+def _correlated(event: KinetoEvent) -> Correlated | None:
     try:
         return _CORRELATED.decode(event.args)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def _devices_of(all_arguments: Sequence[Correlated | Arguments | None]) -> set[int]:
+def _devices_of(all_arguments: Sequence[Correlated | EventArguments | None]) -> set[int]:
     devices = {
         arguments.device for arguments in all_arguments if arguments is not None and type(arguments.device) is int
     }
@@ -280,29 +281,29 @@ def _classify(category: str, name: str) -> int:
     return COPY if category in _COPIES else OTHER
 
 
-def _take_memory(trace: KinetoTrace, event: Event, arguments: Arguments) -> None:
+def _take_memory(trace: KinetoTrace, event: KinetoEvent, arguments: EventArguments) -> None:
     if arguments.device_type != 1:
         return
     if type(arguments.allocated) is int and type(arguments.reserved) is int and arguments.reserved < LAST_NS:
         trace.memory.add_one(event.ts, float(arguments.allocated), arguments.reserved)
 
 
-def correlation_of(arguments: Correlated | Arguments | None) -> int:
+def correlation_of(arguments: Correlated | EventArguments | None) -> int:
     """Return the number that a kernel shares with its launch; -1 where there is none."""
     number = arguments.correlation if arguments is not None else None
     return number if type(number) is int and 0 <= number < LAST_NS else -1
 
 
-def _call(event: Event) -> Call:
+def _call(event: KinetoEvent) -> TracedCall:
     """Keep an event; copy the fields that refer to the piece it was read from."""
     try:
         arguments = _ARGUMENTS.decode(event.args)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        arguments = Arguments()
+        arguments = EventArguments()
     for name in ("concrete", "dims", "types"):
         setattr(arguments, name, getattr(arguments, name).copy())
     begin = _bounded(event.ts)
-    return Call(
+    return TracedCall(
         name=event.name,
         begin=begin,
         end=begin + max(0, _bounded(event.dur)),

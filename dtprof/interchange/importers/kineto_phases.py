@@ -4,8 +4,9 @@ import re
 
 import numpy as np
 
-from dtprof.interchange.importers.imported_records import Column, merge_intervals
-from dtprof.interchange.importers.kineto_events import Call, KinetoTrace
+from dtprof.interchange.importers.imported_records import merge_intervals
+from dtprof.interchange.importers.kineto_events import KinetoTrace, TracedCall
+from dtprof.intervals import Column
 from dtprof.records import events
 
 STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
@@ -22,7 +23,7 @@ _PHASES = (
 
 def host_steps(trace: KinetoTrace) -> tuple[int | None, Column]:
     """Return the number of the first step, and the moments from its begin to the end of the last on the host."""
-    marked: dict[int, Call] = {}
+    marked: dict[int, TracedCall] = {}
     for call in trace.annotations:
         if match := STEP.match(call.name):
             marked.setdefault(int(match[1]), call)
@@ -35,7 +36,7 @@ def host_steps(trace: KinetoTrace) -> tuple[int | None, Column]:
 
 def host_phases(trace: KinetoTrace) -> list[tuple[str, Column, Column]]:
     """Return the phases on the host, each as begins and ends."""
-    calls_of: dict[str, list[Call]] = {}
+    calls_of: dict[str, list[TracedCall]] = {}
     for call in trace.annotations:
         for pattern, phase in _PHASES:
             if pattern.match(call.name):

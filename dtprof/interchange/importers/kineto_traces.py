@@ -17,7 +17,6 @@ from dtprof.columns import distinct
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
     MAX_WORLD_SIZE,
-    Column,
     ImportedRank,
     ImportedRun,
     Importer,
@@ -31,10 +30,11 @@ from dtprof.interchange.importers.kineto_communication import (
     device_operations,
     host_operations,
 )
-from dtprof.interchange.importers.kineto_events import Call, KinetoTrace, Times, correlation_of, read_events
+from dtprof.interchange.importers.kineto_events import KinetoTrace, Times, TracedCall, correlation_of, read_events
 from dtprof.interchange.importers.kineto_phases import STEP, host_phases, host_steps
 from dtprof.interchange.importers.parallel_reading import read_all
 from dtprof.interchange.importers.trace_stream import is_json
+from dtprof.intervals import Column
 from dtprof.records import events
 
 FORMAT = "torch.profiler"
@@ -178,7 +178,7 @@ def _add_device(builder: RecordBuilder, trace: KinetoTrace, launched: Column, st
     return np.maximum.accumulate(ends)
 
 
-def _times_of(calls: Sequence[Call]) -> tuple[list[int], list[int]]:
+def _times_of(calls: Sequence[TracedCall]) -> tuple[list[int], list[int]]:
     return [call.begin for call in calls], [call.end for call in calls]
 
 

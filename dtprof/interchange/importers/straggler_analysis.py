@@ -16,7 +16,6 @@ from dtprof.interchange.importers.imported_records import (
     COLLECTIVE,
     MAX_WORLD_SIZE,
     POINT_TO_POINT,
-    Column,
     ImportedRank,
     ImportedRun,
     Importer,
@@ -24,6 +23,7 @@ from dtprof.interchange.importers.imported_records import (
     merge_intervals,
     number_in_group,
 )
+from dtprof.intervals import Column
 from dtprof.records import events
 
 FORMAT = "StragglerAnalysis"

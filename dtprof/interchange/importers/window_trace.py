@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.errors import NotATraceError
-from dtprof.interchange.importers.imported_records import Operation
+from dtprof.interchange.importers.imported_records import ImportedOperation
 from dtprof.interchange.importers.kineto_communication import Groups, device_operations, host_operations
 from dtprof.interchange.importers.kineto_events import (
     COLLECTIVE,
@@ -16,7 +16,7 @@ from dtprof.interchange.importers.kineto_events import (
     KERNEL,
     NODE,
     OPERATOR,
-    Event,
+    KinetoEvent,
     KinetoTrace,
     correlation_of,
     read_events,
@@ -46,7 +46,7 @@ class _Sums:
         self.kernels: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
         self.process: object = None
 
-    def take(self, by_class: list[list[Event]]) -> None:
+    def take(self, by_class: list[list[KinetoEvent]]) -> None:
         """Take in the events of a piece of the file."""
         for number in ON_HOST:
             for event in by_class[number]:
@@ -128,7 +128,9 @@ def _launches(trace: KinetoTrace) -> list[int]:
     return [int(at.get(correlation_of(call.arguments), call.begin)) for call in trace.collectives]
 
 
-def _rows(issued_operations: list[tuple[Operation, int]], ops: list[str], trace: KinetoTrace, offset: int) -> Array:
+def _rows(
+    issued_operations: list[tuple[ImportedOperation, int]], ops: list[str], trace: KinetoTrace, offset: int
+) -> Array:
     base = trace.base_ns + offset
     rows = np.zeros(len(issued_operations), TRACED)
     rows["on_device"] = trace.uses_device

@@ -19,17 +19,17 @@ from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
     LAST_NS,
     MAX_WORLD_SIZE,
-    Column,
+    ImportedOperation,
     ImportedRank,
     ImportedRun,
     Importer,
-    Operation,
     RecordBuilder,
     align_steps,
     merge_intervals,
 )
 from dtprof.interchange.importers.trace_stream import TraceFile, is_json
 from dtprof.interchange.importers.xplane_files import TraceEvent, is_xplane, read_events
+from dtprof.intervals import Column
 from dtprof.records import events, schema
 
 FORMAT = "XLA"
@@ -49,7 +49,7 @@ NAMES = {"collective-broadcast": "broadcast", "ragged-all-to-all": "all_to_all"}
 NOT_RECORDED = "?"
 
 
-class Event(msgspec.Struct, gc=False):
+class XlaEvent(msgspec.Struct, gc=False):
     """One event."""
 
     ph: str = ""
@@ -139,7 +139,7 @@ def _read_xplane(path: Path) -> tuple[_Host, int]:
 
 
 def _read_json(path: Path) -> tuple[_Host, int]:
-    file = TraceFile(path, Event)
+    file = TraceFile(path, XlaEvent)
     host = _Host(path=path, problems=file.problems)
     for events_of_piece in file.events():
         for event in events_of_piece:
@@ -147,14 +147,14 @@ def _read_json(path: Path) -> tuple[_Host, int]:
     return host, file.count
 
 
-def _sort(host: _Host, event: Event | TraceEvent, arguments: Mapping[str, Any]) -> None:
+def _sort(host: _Host, event: XlaEvent | TraceEvent, arguments: Mapping[str, Any]) -> None:
     if event.ph == "M":
         _take_name(host, event, arguments)
     elif event.ph == "X" and abs(event.ts) < 1e15 and 0 <= event.dur < 1e15:
         _take(host, event, arguments)
 
 
-def _take_name(host: _Host, event: Event | TraceEvent, arguments: Mapping[str, Any]) -> None:
+def _take_name(host: _Host, event: XlaEvent | TraceEvent, arguments: Mapping[str, Any]) -> None:
     name = arguments.get("name")
     if event.name == "process_name" and isinstance(name, str) and (match := _DEVICE.search(name)):
         host.processes[event.pid] = int(match[2])
@@ -162,7 +162,7 @@ def _take_name(host: _Host, event: Event | TraceEvent, arguments: Mapping[str, A
         host.step_lines.add((event.pid, event.tid))
 
 
-def _take(host: _Host, event: Event | TraceEvent, arguments: Mapping[str, Any]) -> None:
+def _take(host: _Host, event: XlaEvent | TraceEvent, arguments: Mapping[str, Any]) -> None:
     times = (event.ts, event.ts + event.dur)
     step = arguments.get("step_num")
     if (event.pid, event.tid) in host.step_lines:
@@ -245,7 +245,7 @@ def _add_collectives(
         ((begin, end),) = _whole_ns([(collective.begin, collective.end)]).tolist()
         numel, dtype = _size(collective, len(members))
         operations.append(
-            Operation(op=collective.op, begin=begin, end=end, group=ids[members], numel=numel, dtype=dtype)
+            ImportedOperation(op=collective.op, begin=begin, end=end, group=ids[members], numel=numel, dtype=dtype)
         )
     unknown = [number for members, number in ids.items() if not members]
     builder.add(operations, rank=rank, world_size=size, unknown_groups=unknown, device=True)

@@ -28,7 +28,7 @@ BUSY, IDLE = 0.5, 0.25
 """Shares of one core, worked or waited for: above the first tails come seldomer, below the second more often."""
 LOOK_EVERY_S = 2.0
 
-Handler = Callable[[Request], Awaitable[Response]]
+RouteHandler = Callable[[Request], Awaitable[Response]]
 
 
 class Load:
@@ -68,7 +68,7 @@ def make_app(store: RunStore, *, token: str, note: Callable[[str], None]) -> Sta
             reported.add(text)
             note(text)
 
-    def guarded(handle: Handler) -> Handler:
+    def guarded(handle: RouteHandler) -> RouteHandler:
         async def handler(request: Request) -> Response:
             given = request.headers.get("authorization", "")
             if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):

@@ -64,7 +64,7 @@ class _Known:
 
 
 @dataclass(kw_only=True)
-class Progress:
+class SendProgress:
     """How far sending has come."""
 
     name: str = ""  # of the run at the other end
@@ -79,7 +79,7 @@ class RunSender:
     def __init__(self, root: Path, sink: Sink, card: LauncherCard) -> None:
         """Prepare; nothing is sent yet."""
         self.root = root
-        self.progress = Progress()
+        self.progress = SendProgress()
         self.deadline_s = float("inf")
         """Monotonic time after which nothing more is sent."""
         self._sink, self._card = sink, card

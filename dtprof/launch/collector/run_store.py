@@ -49,7 +49,7 @@ class Refusal(Exception):
 
 
 @dataclass(kw_only=True)
-class Launcher:
+class SendingLauncher:
     """A launcher that sends its part of a run."""
 
     id: str
@@ -65,7 +65,7 @@ class KeptRun:
 
     path: Path
     job: str | None
-    launchers: dict[str, Launcher] = field(default_factory=dict)
+    launchers: dict[str, SendingLauncher] = field(default_factory=dict)
     heard_s: float = 0.0  # monotonic
 
     @property
@@ -75,12 +75,12 @@ class KeptRun:
 
     first: str = ""  # the launcher whose manifest is that of the run
 
-    def save(self, launcher: Launcher) -> None:
+    def save(self, launcher: SendingLauncher) -> None:
         """Write what a launcher has sent, for the collector after this one."""
         # Whoever knows the number may send in the launcher's name.
         writer.write_json(self.path / OF_LAUNCHER.format(launcher.id), asdict(launcher), is_private=True)
 
-    def in_order(self) -> list[Launcher]:
+    def in_order(self) -> list[SendingLauncher]:
         """Return the launchers that have a manifest, that of the lowest rank first."""
         return sorted((one for one in self.launchers.values() if one.manifest), key=_lowest_rank)
 
@@ -162,7 +162,7 @@ class RunStore:
         run = KeptRun(path=path, job=document.get("job"))
         for file in path.glob(OF_LAUNCHER.format("*")):
             try:
-                launcher = Launcher(**run_facts.read_document(file))
+                launcher = SendingLauncher(**run_facts.read_document(file))
             except TypeError:  # cut off while it was written
                 continue
             run.launchers[launcher.id] = launcher
@@ -198,7 +198,7 @@ class RunStore:
         run = self._of.get(given.launcher)
         if run is None or not run.path.is_dir():
             self.check_room(0)
-            launcher = Launcher(id=given.launcher, host=given.host)
+            launcher = SendingLauncher(id=given.launcher, host=given.host)
             run = self._find_or_create(given, launcher)
             run.launchers[given.launcher] = launcher
             self._of[given.launcher] = run
@@ -208,7 +208,7 @@ class RunStore:
         run.save(launcher)
         return run.path.name, dict(self._files(run, launcher))
 
-    def _find_or_create(self, given: Opening, launcher: Launcher) -> KeptRun:
+    def _find_or_create(self, given: Opening, launcher: SendingLauncher) -> KeptRun:
         if given.job is not None:
             for run in self._runs.values():
                 is_live = run.is_open and time.monotonic() - run.heard_s < STALE_S
@@ -245,7 +245,7 @@ class RunStore:
         return run
 
     @staticmethod
-    def _files(run: KeptRun, launcher: Launcher) -> Iterator[tuple[str, list[int]]]:
+    def _files(run: KeptRun, launcher: SendingLauncher) -> Iterator[tuple[str, list[int]]]:
         for sent, kept in launcher.folders.items():
             try:
                 entries = list(os.scandir(run.path / kept))
@@ -279,7 +279,7 @@ class RunStore:
                 self._write_manifest(run, run.launchers.values())  # another launcher has the lowest rank
         return run.path / kept / file, growth
 
-    def _known(self, id_: str) -> tuple[KeptRun, Launcher]:
+    def _known(self, id_: str) -> tuple[KeptRun, SendingLauncher]:
         run = self._of.get(id_)
         if run is None or not run.path.is_dir():
             raise Refusal(404, "no run was opened with this number")
@@ -419,7 +419,7 @@ class RunStore:
         self._write_manifest(run, [launcher])
 
     @staticmethod
-    def _write_manifest(run: KeptRun, changed: Iterable[Launcher]) -> None:
+    def _write_manifest(run: KeptRun, changed: Iterable[SendingLauncher]) -> None:
         """Write the manifest of the run, and the documents of launchers that have changed, or are the first no more."""
         launchers = run.in_order()
         if not launchers:
@@ -457,7 +457,7 @@ def _last_written_s(run: Path) -> float:
     return newest_s
 
 
-def _lowest_rank(launcher: Launcher) -> tuple[int, str]:
+def _lowest_rank(launcher: SendingLauncher) -> tuple[int, str]:
     ranks = [found[0] for name in launcher.folders if (found := paths.parse_rank_folder(name))]
     return min(ranks, default=1 << 30), launcher.id
 

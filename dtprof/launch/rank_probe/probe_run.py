@@ -16,7 +16,7 @@ from typing import Any
 
 from dtprof import launchers, settings
 from dtprof.launch.rank_probe import host_facts, link_timings, rank_rendezvous
-from dtprof.launch.rank_probe.rank_rendezvous import Clocks, Deadline, Listener, Rendezvous
+from dtprof.launch.rank_probe.rank_rendezvous import ClockReadings, Deadline, Listener, Rendezvous
 from dtprof.records import rank_probes
 from dtprof.records.rank_probes import JointProbe, RankProbe
 
@@ -111,7 +111,7 @@ def _meet(probe: RankProbe, writes: _Writes, torch: Any, seconds: float) -> None
         writes.joint(JointProbe(rank=probe.rank, probes=probes))
     if not rendezvous.agree("all-came", lambda: len(probes) == probe.world_size, Deadline(deadline.left_s() + 2)):
         raise RuntimeError("not all ranks came to the rendezvous")
-    clocks = Clocks(probe, rendezvous, deadline) if is_first or probe.rank == 0 else None
+    clocks = ClockReadings(probe, rendezvous, deadline) if is_first or probe.rank == 0 else None
     if is_first:
         rank_rendezvous.try_hosts(probe, [one for one in probes if one.listens_at is not None])
     writes.reach("joining")

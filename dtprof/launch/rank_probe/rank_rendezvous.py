@@ -149,7 +149,7 @@ def try_hosts(probe: RankProbe, leaders: list[RankProbe]) -> None:
             probe.unreachable[other.host] = f"{address} ({error.strerror or error})"
 
 
-class Clocks:
+class ClockReadings:
     """The clock of this host against that of rank 0's, at two times."""
 
     def __init__(self, probe: RankProbe, rendezvous: Rendezvous, deadline: Deadline) -> None:

@@ -51,11 +51,8 @@ Pages = Callable[[Source], Sequence[Dashboard]]
 Result = TypeVar("Result")
 
 
-class Diagnose(Protocol):
-    """Diagnoses a run."""
-
-    def __call__(self, run: Path, summary: Summary | None, /) -> Verdict:
-        """Return the verdict; the summary is that of the newest steps of a job that runs, None where it has ended."""
+DiagnoseRun = Callable[[Path, Summary | None], Verdict]
+"""Returns the verdict of a run; the summary is that of the newest steps of a job that runs, None where it has ended."""
 
 
 class Begin(Protocol):
@@ -114,7 +111,7 @@ class Feed:
         run: Path,
         *,
         pages: Pages,
-        diagnose: Diagnose,
+        diagnose: DiagnoseRun,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
         begin: Begin | None = None,

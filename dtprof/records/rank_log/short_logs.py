@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from dtprof.intervals import Mask
 from dtprof.records import schema, tables
 from dtprof.records.rank_log.archive import RECORD_DTYPE
 from dtprof.records.rank_log.segments import (
@@ -25,7 +25,6 @@ MOST_SHORT = 1 << 12
 MOST_TOGETHER = 1 << 14
 """Most records decoded together: their columns stay in the processor's cache."""
 _WHOLE = f"V{schema.RECORD_SIZE}"
-Mask = npt.NDArray[np.bool_]
 
 
 class ShortLog:

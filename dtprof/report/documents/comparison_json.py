@@ -1,6 +1,6 @@
 """A comparison of two runs as JSON, schema 1: times in ns, sizes in bytes, fractions from 0 to 1, B beside A."""
 
-from dtprof.analysis.comparison.run_comparison import Change, Comparison, RunSide
+from dtprof.analysis.comparison.run_comparison import Comparison, FigureChange, RunSide
 from dtprof.formatting import round_figure
 
 SCHEMA = 1
@@ -29,7 +29,7 @@ def _side(side: RunSide) -> dict[str, object]:
     }
 
 
-def _change(change: Change) -> dict[str, object]:
+def _change(change: FigureChange) -> dict[str, object]:
     figure = change.figure
     return {
         "table": figure.table,

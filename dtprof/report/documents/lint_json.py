@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dtprof.lint.lint_findings import SCHEMA, LintFinding, LintResult, Place
+from dtprof.lint.lint_findings import SCHEMA, LintFinding, LintResult, SourceLocation
 
 
 def lint_json(result: LintResult) -> dict[str, Any]:
@@ -36,5 +36,5 @@ def _finding(finding: LintFinding) -> dict[str, Any]:
     }
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: SourceLocation) -> dict[str, Any]:
     return {"file": place.file, "line": place.line, "column": place.column}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dtprof.analysis.comparison.overhead_pairs import Interval, OverheadResult
+from dtprof.analysis.comparison.overhead_pairs import ConfidenceInterval, OverheadResult
 from dtprof.analysis.results import Overhead
 
 
@@ -45,7 +45,7 @@ def overhead_json(
     }
 
 
-def _interval(interval: Interval, digits: int = 6) -> dict[str, float]:
+def _interval(interval: ConfidenceInterval, digits: int = 6) -> dict[str, float]:
     return {
         "median": round(interval.median, digits),
         "low": round(interval.low, digits),

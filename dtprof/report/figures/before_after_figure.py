@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dtprof.analysis.results import Interval
+from dtprof.analysis.results import TimelineBar
 from dtprof.analysis.whatif.replayed_steps import ReplayedStep
 from dtprof.report.figures.change_gains_figure import find_prediction
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
@@ -81,7 +81,7 @@ def draw_before_after(source: Source) -> Drawing | Nothing:
 
 
 def _bars(kind: str, placed: list[tuple[ReplayedStep, float]]) -> dict[str, Any]:
-    mine: list[tuple[Interval, float, str]] = []
+    mine: list[tuple[TimelineBar, float, str]] = []
     for step, top in placed:
         row_of = {rank: row for row, rank in enumerate(step.ranks)}
         mine += [(bar, top + row_of[bar.rank], step.title) for bar in step.intervals if bar.kind == kind]

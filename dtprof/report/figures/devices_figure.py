@@ -6,15 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dtprof.analysis.memory.device_series import (
-    DeviceSeries,
-    Floats,
-    NodeSeries,
-    extremes_of,
-    mean_busy,
-    spread_of,
-)
+from dtprof.analysis.memory.device_series import DeviceSeries, NodeSeries, extremes_of, mean_busy, spread_of
 from dtprof.formatting import plural
+from dtprof.intervals import Floats
 from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, new_figure
 from dtprof.report.figures.figure_numbers import SIZES, choose_unit, format_bytes, format_share
 from dtprof.report.figures.figure_source import Source

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dtprof.analysis.results import PHASES, Interval, Summary, Timeline
+from dtprof.analysis.results import PHASES, Summary, Timeline, TimelineBar
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
 from dtprof.report.figures.figure_numbers import format_duration
 from dtprof.report.figures.palette import HUES, hue_of
@@ -68,13 +68,13 @@ def _title(timeline: Timeline) -> str:
     return f"Timeline of steps {timeline.first_step} to {timeline.last_step}"
 
 
-def _kinds(intervals: Sequence[Interval]) -> list[str]:
+def _kinds(intervals: Sequence[TimelineBar]) -> list[str]:
     present = {interval.kind for interval in intervals}
     order = dict.fromkeys((*PHASES, *HUES))
     return [kind for kind in order if kind in present] + sorted(present - order.keys())
 
 
-def _bars(kind: str, intervals: Sequence[Interval], ranks: Sequence[int]) -> Any:
+def _bars(kind: str, intervals: Sequence[TimelineBar], ranks: Sequence[int]) -> Any:
     row_of = {rank: position for position, rank in enumerate(ranks)}
     mine = [interval for interval in intervals if interval.kind == kind]
     return new_trace(

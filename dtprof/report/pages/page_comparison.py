@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dtprof.analysis.comparison.comparison_series import COLLECTIVES, JOB, RANKS
-from dtprof.analysis.comparison.run_comparison import Change
+from dtprof.analysis.comparison.run_comparison import FigureChange
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import typeset
 from dtprof.report.figures.figure_source import Source
@@ -52,6 +52,6 @@ def render_comparison(_panel: Panel, source: Source, _: Sequence[Dashboard]) -> 
     )
 
 
-def _row(change: Change) -> tuple[str, ...]:
+def _row(change: FigureChange) -> tuple[str, ...]:
     name, *cells = describe_change(change)
     return name, *map(typeset, cells), WORDS[change.verdict]

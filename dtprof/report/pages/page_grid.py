@@ -21,7 +21,7 @@ from dtprof.report.pages.page_dashboard import Panel
 from dtprof.report.pages.page_markup import Markup, element
 from dtprof.report.pages.page_tables import render_numbers
 
-Drawing = tuple[Markup, Mapping[str, Any]]
+PanelDrawing = tuple[Markup, Mapping[str, Any]]
 WRAP = 32
 """Ranks a row at most."""
 MOST_WIDE = 16
@@ -34,7 +34,7 @@ INNER_AXES = ("cp", "sp", "ep", "tp")
 """Axes are laid out from the outer to the inner ones, those of neither kind between."""
 
 
-def render_rank_grid(panel: Panel, source: Source) -> Drawing | Nothing:
+def render_rank_grid(panel: Panel, source: Source) -> PanelDrawing | Nothing:
     """Return the placeholder of the grid with its values as a table, and its data for the browser."""
     summary = source.summary
     ranks = [rank for rank in summary.ranks if rank.step_ns or rank.peak_bytes]

@@ -21,7 +21,7 @@ from dtprof.report.pages.page_dashboard import Dashboard, Panel
 from dtprof.report.pages.page_headline import knows_stragglers, split_topic, write_headline
 from dtprof.report.pages.page_markup import Markup, element, join
 from dtprof.report.pages.page_tables import (
-    Column,
+    PageColumn,
     number_column,
     render_plain_table,
     render_table,
@@ -98,7 +98,7 @@ NO_STEP_SUMS = Nothing(
 )
 
 
-def _time_columns(rows: Sequence[CallSiteResult] | Sequence[PhaseCommunication]) -> tuple[Column, ...]:
+def _time_columns(rows: Sequence[CallSiteResult] | Sequence[PhaseCommunication]) -> tuple[PageColumn, ...]:
     """Return the columns of what communication costs in a step."""
     return (
         unit_column("exposed", "exposed a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
@@ -206,7 +206,7 @@ def render_pipeline_actions(panel: Panel, source: Source, _: Pages) -> Markup:
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 
 
-def _action_columns(rows: Sequence[PipelineStage] | Sequence[PipelineAction]) -> list[Column]:
+def _action_columns(rows: Sequence[PipelineStage] | Sequence[PipelineAction]) -> list[PageColumn]:
     return [
         unit_column(f"{name}_ns", header, [getattr(row, f"{name}_ns") for row in rows], DURATIONS)
         for name, header in (

@@ -22,7 +22,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class PageColumn:
     """A column: the key of its definition, its header, and its cells from top to bottom."""
 
     key: str
@@ -31,18 +31,18 @@ class Column:
     is_number: bool = True
 
 
-def text_column(key: str, header: str, texts: Sequence[str]) -> Column:
+def text_column(key: str, header: str, texts: Sequence[str]) -> PageColumn:
     """Return a column of texts."""
-    return Column(key=key, header=header, cells=tuple(Cell(text=text) for text in texts), is_number=False)
+    return PageColumn(key=key, header=header, cells=tuple(Cell(text=text) for text in texts), is_number=False)
 
 
 def number_column(
     key: str, header: str, values: Sequence[float | None], formatted: Callable[[float], str] | None = None
-) -> Column:
+) -> PageColumn:
     """Return a column of numbers with equal decimals, or as `formatted` writes them; None shows as a dash."""
     decimals = choose_decimals(values)
     write = formatted or (lambda value: format_number(value, decimals))
-    return Column(
+    return PageColumn(
         key=key,
         header=header,
         cells=tuple(
@@ -52,7 +52,7 @@ def number_column(
     )
 
 
-def unit_column(key: str, header: str, values: Sequence[float | None], units: tuple[Unit, ...]) -> Column:
+def unit_column(key: str, header: str, values: Sequence[float | None], units: tuple[Unit, ...]) -> PageColumn:
     """Return a column of numbers in the one unit that fits its largest value, named in the header; none for dashes."""
     if all(value is None for value in values):
         return number_column(key, header, values)
@@ -62,7 +62,7 @@ def unit_column(key: str, header: str, values: Sequence[float | None], units: tu
     )
 
 
-def render_table(columns: Sequence[Column], *, caption: str, definitions: Mapping[str, str]) -> Markup:
+def render_table(columns: Sequence[PageColumn], *, caption: str, definitions: Mapping[str, str]) -> Markup:
     """Return a table that can be sorted by each column."""
     head = [
         element(
@@ -109,7 +109,7 @@ def _frame(num_rows: int) -> str:
     return "scroll tall" if num_rows > MAX_ROWS_IN_VIEW else "scroll"
 
 
-def _render_cell(column: Column, row: int) -> Markup:
+def _render_cell(column: PageColumn, row: int) -> Markup:
     cell = column.cells[row]
     if not column.is_number:
         return element("td", element("bdi", cell.text))

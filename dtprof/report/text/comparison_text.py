@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 
 from dtprof.analysis.comparison.comparison_series import BUBBLE_FRACTION, COLLECTIVES, JOB, RANKS, STEP, Figure
-from dtprof.analysis.comparison.run_comparison import PEAK, Change, Comparison, RunSide
+from dtprof.analysis.comparison.run_comparison import PEAK, Comparison, FigureChange, RunSide
 from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, join_lines, plural, shorten
 from dtprof.report.text.labelled_lines import WIDTH, labelled
 
@@ -66,7 +66,7 @@ def step_sentence(result: Comparison) -> str:
     return f"{longer}: {between}"
 
 
-def _judged(changes: Sequence[Change]) -> list[Change]:
+def _judged(changes: Sequence[FigureChange]) -> list[FigureChange]:
     return [change for change in changes if change.verdict != "unknown"]
 
 
@@ -117,7 +117,7 @@ def _sentence(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, break_on_hyphens=False)
 
 
-def _is_small(change: Change, step: Change | None) -> bool:
+def _is_small(change: FigureChange, step: FigureChange | None) -> bool:
     """Say whether a time is not worth a row: within the noise, and not a hundredth of the step in either run."""
     if change.differs or change.figure.unit != "ns" or step is None or change.figure.name == STEP:
         return False
@@ -126,13 +126,13 @@ def _is_small(change: Change, step: Change | None) -> bool:
     return max(change.a, change.b) < 0.01 * max(step.a or 0.0, step.b or 0.0)
 
 
-def _weight(change: Change, step: Change | None) -> tuple[int, float]:
+def _weight(change: FigureChange, step: FigureChange | None) -> tuple[int, float]:
     """Order the differences: times by size, then the rest."""
     is_time = change.figure.unit == "ns"
     return (0 if is_time else 1), -abs(change.difference or 0.0) if is_time or step is None else 0.0
 
 
-def describe_change(change: Change) -> tuple[str, str, str, str, str, str]:
+def describe_change(change: FigureChange) -> tuple[str, str, str, str, str, str]:
     """Return name, A, B, difference, its interval, and the smallest difference that would be detected."""
     between, seen = "", ""
     if change.low is not None and change.high is not None:
@@ -146,13 +146,13 @@ def describe_change(change: Change) -> tuple[str, str, str, str, str, str]:
     return _name(change), a, b, difference, between, seen
 
 
-def _cells(change: Change) -> tuple[str, ...]:
+def _cells(change: FigureChange) -> tuple[str, ...]:
     name, *rest = describe_change(change)
     mark = "* " if change.differs else "  "
     return (mark + (_plain_name(change.figure) if _collective(change) else name), *rest)
 
 
-def _under_collectives(shown: Sequence[Change], table: Sequence[str]) -> list[str]:
+def _under_collectives(shown: Sequence[FigureChange], table: Sequence[str]) -> list[str]:
     """Return the lines of a table, the name of each collective on a line of its own: beside numbers it has no room."""
     lines = [table[0]]
     for previous, change, line in zip([None, *shown], shown, table[1:], strict=False):
@@ -163,7 +163,7 @@ def _under_collectives(shown: Sequence[Change], table: Sequence[str]) -> list[st
     return lines
 
 
-def _collective(change: Change) -> str:
+def _collective(change: FigureChange) -> str:
     """Return operation, component and group of a collective; nothing of other figures."""
     figure = change.figure
     if figure.table != COLLECTIVES:
@@ -172,7 +172,7 @@ def _collective(change: Change) -> str:
     return f"{figure.op}{called} {'world' if figure.group == 'default_pg' else figure.group}"
 
 
-def _name(change: Change) -> str:
+def _name(change: FigureChange) -> str:
     plain = _plain_name(change.figure)
     if change.figure.table == RANKS:
         return f"rank {change.figure.rank} {plain}"
@@ -197,7 +197,7 @@ def _format(value: float, figure: Figure) -> str:
     return format_rate(value) if figure.unit.endswith("/s") else f"{value:.4g}"
 
 
-def _signed(value: float, change: Change) -> str:
+def _signed(value: float, change: FigureChange) -> str:
     text = _format(abs(value), change.figure)
     sign = "+" if value > 0 else "-" if value < 0 else ""
     return f"{sign}{text}"

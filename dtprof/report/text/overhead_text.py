@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 
-from dtprof.analysis.comparison.overhead_pairs import Interval, OverheadResult, OverlapCheck, Quantity
+from dtprof.analysis.comparison.overhead_pairs import ConfidenceInterval, OverheadResult, OverlapCheck, Quantity
 from dtprof.analysis.results import Overhead
 from dtprof.formatting import format_fraction, format_ns, format_table, join_lines, shorten
 from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
@@ -63,7 +63,7 @@ def _table(quantities: Sequence[Quantity]) -> list[str]:
     return format_table([head, *rows])
 
 
-def _ratio(interval: Interval) -> str:
+def _ratio(interval: ConfidenceInterval) -> str:
     return f"{interval.median:.3f} ({interval.low:.3f} to {interval.high:.3f})"
 
 
@@ -99,5 +99,5 @@ def _percent(fraction: float, *, signed: bool = True) -> str:
     return f"{100 * fraction:{'+' if signed else ''}.{digits}f} %"
 
 
-def _confidence(interval: Interval) -> str:
+def _confidence(interval: ConfidenceInterval) -> str:
     return f"{100 * interval.confidence:.0f} %"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.analysis.doctor.doctor_case import DoctorCase, Endpoint, LaunchFinding, Pipeline
+from dtprof.analysis.doctor.doctor_case import DoctorCase, Endpoint, LaunchFinding, PipelineFigures
 from dtprof.analysis.doctor.doctor_judgement import KINDS, Earlier, judge
 from dtprof.analysis.doctor.launch_checks import read_pipeline
 from dtprof.analysis.doctor.link_checks import bus_factor
@@ -318,14 +318,24 @@ OF_THE_LAUNCH: list[tuple[str, str, DoctorCase, str]] = [
         replace(sound_case(), endpoint=Endpoint(host="node0", port=29500, is_local=True, taken_by="by process 7")),
         "by process 7",
     ),
-    ("few-microbatches", "warning", replace(sound_case(), pipeline=Pipeline(stages=4, microbatches=8)), "takes 27 %"),
+    (
+        "few-microbatches",
+        "warning",
+        replace(sound_case(), pipeline=PipelineFigures(stages=4, microbatches=8)),
+        "takes 27 %",
+    ),
     (
         "uneven-data",
         "warning",
-        replace(sound_case(), pipeline=Pipeline(samples=1201, batch=4)),
+        replace(sound_case(), pipeline=PipelineFigures(samples=1201, batch=4)),
         "51 steps and others 50",
     ),
-    ("uneven-data", "info", replace(sound_case(), pipeline=Pipeline(samples=1206, batch=4)), "smaller last batch"),
+    (
+        "uneven-data",
+        "info",
+        replace(sound_case(), pipeline=PipelineFigures(samples=1206, batch=4)),
+        "smaller last batch",
+    ),
 ]
 
 
@@ -338,9 +348,13 @@ def test_a_fault_of_the_launch_is_found(kind: str, severity: str, case: DoctorCa
 
 @pytest.mark.parametrize(
     "pipeline",
-    [Pipeline(stages=4, microbatches=16), Pipeline(samples=1200, batch=4), Pipeline(stages=1, microbatches=1)],
+    [
+        PipelineFigures(stages=4, microbatches=16),
+        PipelineFigures(samples=1200, batch=4),
+        PipelineFigures(stages=1, microbatches=1),
+    ],
 )
-def test_sound_figures_of_the_program_are_no_finding(pipeline: Pipeline) -> None:
+def test_sound_figures_of_the_program_are_no_finding(pipeline: PipelineFigures) -> None:
     assert judge(replace(sound_case(), pipeline=pipeline)).findings == ()
 
 
@@ -422,12 +436,12 @@ def test_what_could_not_be_measured_is_told() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("train.py --pp 4 --microbatches 8", Pipeline(stages=4, microbatches=8)),
-        ("train.py --pipeline-model-parallel-size=2 --num-microbatches=3", Pipeline(stages=2, microbatches=3)),
-        ("train.py --batch-size 4 --samples 100", Pipeline(samples=100, batch=4)),
-        ("train.py --pp auto --n-microbatches -1", Pipeline()),
-        ("train.py --pp", Pipeline()),
+        ("train.py --pp 4 --microbatches 8", PipelineFigures(stages=4, microbatches=8)),
+        ("train.py --pipeline-model-parallel-size=2 --num-microbatches=3", PipelineFigures(stages=2, microbatches=3)),
+        ("train.py --batch-size 4 --samples 100", PipelineFigures(samples=100, batch=4)),
+        ("train.py --pp auto --n-microbatches -1", PipelineFigures()),
+        ("train.py --pp", PipelineFigures()),
     ],
 )
-def test_figures_of_the_program_are_read_from_its_arguments(words: str, expected: Pipeline) -> None:
+def test_figures_of_the_program_are_read_from_its_arguments(words: str, expected: PipelineFigures) -> None:
     assert read_pipeline(words.split()) == expected

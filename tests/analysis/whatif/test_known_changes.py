@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.pipeline.schedule_plans import make_h1_plan, make_plan, make_zero_bubble_plan
-from dtprof.analysis.pipeline.schedule_replay import BACKWARD, Plan, replay_actions, replay_plan
+from dtprof.analysis.pipeline.schedule_replay import BACKWARD, SchedulePlan, replay_actions, replay_plan
 from dtprof.analysis.whatif.prediction import MAX_ERROR, Prediction, Replayable, predict
 from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.analysis.whatif.run_graph import read_graph
@@ -264,7 +264,7 @@ def test_the_host_between_actions_and_messages_are_told_apart(schedule: str) -> 
     assert measure_gaps(plan, begins + 1, ends) == (1.0, 2.0)
 
 
-def window_of(plan: Plan) -> float:
+def window_of(plan: SchedulePlan) -> float:
     took = np.array([[2.0 if act.kind == BACKWARD else 1.0] for acts in plan for act in acts])
     window = replay_plan(plan, took)
     assert window is not None

@@ -14,7 +14,12 @@ from dtprof.diagnosis.sources.flight_recorder.dump_fields import (
     parse_name,
     text,
 )
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Labels, Pending, Rows
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import (
+    NO_LABEL,
+    ArgumentTable,
+    OperationColumns,
+    UnfinishedOperation,
+)
 from dtprof.records.tables import Site
 from dtprof.records.user_files import is_user_file
 
@@ -63,13 +68,13 @@ class GroupProgress:
 class Entries:
     """Totals over the entries of a dump. Keep its document alive as long: frames are keyed by identity."""
 
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self, labels: ArgumentTable) -> None:
         """Begin with none."""
         self.groups: dict[str, GroupProgress] = {}
         self.groups_by_id: dict[int, GroupProgress] = {}
         self.descriptions: dict[str, str] = {}
-        self.rows = Rows.empty()
-        self.pending: list[Pending] = []
+        self.rows = OperationColumns.empty()
+        self.pending: list[UnfinishedOperation] = []
         self.p2p_groups: set[str] = set()
         self.p2p_done: dict[tuple[str, Peers | None], int] = {}
         self.p2p_counts: dict[tuple[str, str, Peers], int] = {}
@@ -182,7 +187,7 @@ class Entries:
     ) -> None:
         get = entry.get
         self.pending.append(
-            Pending(
+            UnfinishedOperation(
                 group=group,
                 op=op,
                 seq=seq,

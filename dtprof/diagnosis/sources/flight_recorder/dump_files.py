@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtprof.diagnosis.sources.flight_recorder.dump_reader import read_dump
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Dump, Label, Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, ArgumentTable, CollectiveArguments, Dump
 from dtprof.errors import NotADumpError
 
 MANY_BYTES = 16 << 20
@@ -18,7 +18,7 @@ FILES_AT_ONCE = 8
 MAX_PROCESSES = 8
 
 
-def read_dumps(paths: Sequence[Path], labels: Labels) -> tuple[list[Dump], list[str], list[int]]:
+def read_dumps(paths: Sequence[Path], labels: ArgumentTable) -> tuple[list[Dump], list[str], list[int]]:
     """Read dumps, one for each rank; return them, the read errors, and the ranks of those files.
 
     Raises:
@@ -67,7 +67,7 @@ def _rank(path: Path, dump: Dump) -> int:
     )
 
 
-def _read_all(paths: Sequence[Path], labels: Labels) -> Iterator[tuple[Path, Dump | NotADumpError]]:
+def _read_all(paths: Sequence[Path], labels: ArgumentTable) -> Iterator[tuple[Path, Dump | NotADumpError]]:
     processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)), len(paths))
     if processes < 2 or "fork" not in multiprocessing.get_all_start_methods() or _size(paths) < MANY_BYTES:
         yield from ((path, _read(path, labels)) for path in paths)
@@ -84,16 +84,16 @@ def _size(paths: Sequence[Path]) -> int:
     return sum(path.stat().st_size for path in paths if path.exists())
 
 
-def _read(path: Path, labels: Labels) -> Dump | NotADumpError:
+def _read(path: Path, labels: ArgumentTable) -> Dump | NotADumpError:
     try:
         return read_dump(path, labels)
     except NotADumpError as error:
         return error
 
 
-def _read_part(paths: Sequence[Path]) -> tuple[list[Dump | str], list[Label]]:
+def _read_part(paths: Sequence[Path]) -> tuple[list[Dump | str], list[CollectiveArguments]]:
     """Read files in a process of their own, whose labels have numbers of their own."""
-    labels = Labels()
+    labels = ArgumentTable()
     found = [_read(path, labels) for path in paths]
     return [dump if isinstance(dump, Dump) else str(dump) for dump in found], list(labels)
 

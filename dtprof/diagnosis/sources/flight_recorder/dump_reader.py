@@ -11,7 +11,7 @@ from typing import Any
 
 from dtprof.diagnosis.sources.flight_recorder.dump_entries import Entries
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import integer, rank_numbers, text
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import Dump, DumpGroup, Labels, Pending
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable, Dump, DumpGroup, UnfinishedOperation
 from dtprof.diagnosis.sources.flight_recorder.plain_pickle import PlainPickleError, read_plain_pickle
 from dtprof.errors import NotADumpError
 
@@ -26,7 +26,7 @@ def looks_like_dump(head: bytes) -> bool:
     return is_json and any(key in head for key in (b'"entries"', b'"pg_config"', b'"pg_status"', b'"profiling_name"'))
 
 
-def read_dump(path: Path, labels: Labels) -> Dump:
+def read_dump(path: Path, labels: ArgumentTable) -> Dump:
     """Read one rank's dump.
 
     Raises:
@@ -45,7 +45,7 @@ def read_dump(path: Path, labels: Labels) -> Dump:
     return dump_from(data, path, labels, written_ns=status.st_mtime_ns)
 
 
-def dump_from(data: bytes, path: Path, labels: Labels, *, written_ns: int) -> Dump:
+def dump_from(data: bytes, path: Path, labels: ArgumentTable, *, written_ns: int) -> Dump:
     """Read the document of a file.
 
     Raises:
@@ -131,7 +131,7 @@ def _dump(document: dict[str, Any], path: Path, entries: Entries, written_ns: in
     )
 
 
-def _overtaken(entries: Entries, pending: Pending, status: tuple[int, int] | None) -> bool:
+def _overtaken(entries: Entries, pending: UnfinishedOperation, status: tuple[int, int] | None) -> bool:
     """Say whether a later operation on the same stream has ended: then this one has.
 
     That is how operations issued together are known to have ended in dumps that leave out what has.

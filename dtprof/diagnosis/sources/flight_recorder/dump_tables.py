@@ -13,7 +13,7 @@ NO_LABEL = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Label:
+class CollectiveArguments:
     """Arguments of a collective: all but the line must agree over the members of a group at one position."""
 
     op: str
@@ -23,12 +23,12 @@ class Label:
     site: Site | None
 
 
-class Labels:
+class ArgumentTable:
     """Labels by number: a dump names the same few again and again."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
-        self._labels: list[Label] = []
+        self._labels: list[CollectiveArguments] = []
 
     def number(self, op: str, numel_in: int, numel_out: int, dtype: str, site: Site | None) -> int:
         """Return the number of a label."""
@@ -36,13 +36,15 @@ class Labels:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._labels)
-            self._labels.append(Label(op=op, numel_in=numel_in, numel_out=numel_out, dtype=dtype, site=site))
+            self._labels.append(
+                CollectiveArguments(op=op, numel_in=numel_in, numel_out=numel_out, dtype=dtype, site=site)
+            )
         return number
 
-    def __getitem__(self, number: int) -> Label:
+    def __getitem__(self, number: int) -> CollectiveArguments:
         return self._labels[number]
 
-    def __iter__(self) -> Iterator[Label]:
+    def __iter__(self) -> Iterator[CollectiveArguments]:
         return iter(self._labels)
 
 
@@ -56,7 +58,7 @@ class DumpGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pending:
+class UnfinishedOperation:
     """An operation that had not ended when the dump was made."""
 
     group: str
@@ -75,7 +77,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Rows:
+class OperationColumns:
     """Operations in the order of issue, in columns: collectives, and those point-to-point that had not ended."""
 
     groups: "array[int]"  # in the order of Dump.issued
@@ -84,7 +86,7 @@ class Rows:
     issued_ns: "array[int]"  # 0: not known
 
     @classmethod
-    def empty(cls) -> "Rows":
+    def empty(cls) -> "OperationColumns":
         """Return no rows."""
         return cls(array("i"), array("q"), array("i"), array("q"))
 
@@ -108,9 +110,9 @@ class Dump:
     version: str
     backend: str
     groups: dict[str, DumpGroup]
-    rows: Rows
+    rows: OperationColumns
     cut: dict[str, int]  # position in a group of operations issued together, the first of which may be overwritten
-    pending: tuple[Pending, ...]
+    pending: tuple[UnfinishedOperation, ...]
     issued: dict[str, int]  # by group, in the order in which entries name them: the newest collective
     status: dict[str, tuple[int, int]]  # by group: last enqueued and last completed, collective or point-to-point
     p2p_groups: frozenset[str]  # groups in which an entry is of a point-to-point operation

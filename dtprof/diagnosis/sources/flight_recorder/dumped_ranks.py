@@ -14,7 +14,7 @@ import numpy as np
 
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Dump, Labels, Pending
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, ArgumentTable, Dump, UnfinishedOperation
 from dtprof.errors import NotADumpError
 from dtprof.formatting import list_ranks
 from dtprof.job.group_collectives import COLLECTIVE, checksum, line_of, split_by_group
@@ -39,7 +39,9 @@ Keys = Mapping[tuple[int, str], GroupId]
 """The group that each rank means by a name."""
 
 
-def gather_dumps(dumps: Iterable[Dump], problems: Iterable[str], unreadable: Iterable[int], labels: Labels) -> JobState:
+def gather_dumps(
+    dumps: Iterable[Dump], problems: Iterable[str], unreadable: Iterable[int], labels: ArgumentTable
+) -> JobState:
     """Return what the dumps of a job, as their reader gives them, tell together; those of older attempts are left out.
 
     Raises:
@@ -103,7 +105,7 @@ class _Reader:
     dumps: dict[int, Dump]
     keys: Keys
     groups: dict[GroupId, Group]
-    labels: Labels
+    labels: ArgumentTable
     columns: Array  # by label
     mixed: set[GroupId]
     on_device: bool
@@ -140,7 +142,9 @@ class _Reader:
             ),
         )
 
-    def _operation(self, rank: int, keys: list[GroupId], row: int, pending: Pending | None, nth: int) -> Operation:
+    def _operation(
+        self, rank: int, keys: list[GroupId], row: int, pending: UnfinishedOperation | None, nth: int
+    ) -> Operation:
         rows = self.dumps[rank].rows
         key = keys[rows.groups[row]]
         if pending is not None:
@@ -160,7 +164,7 @@ class _Reader:
             on_device=self.on_device,
         )
 
-    def _open_operation(self, rank: int, key: GroupId, pending: Pending, nth: int) -> Operation:
+    def _open_operation(self, rank: int, key: GroupId, pending: UnfinishedOperation, nth: int) -> Operation:
         label_number = self.dumps[rank].rows.labels[pending.row]
         agreed = self.labels[label_number].numel_in if label_number != NO_LABEL else pending.numel_in
         dtype = dtype_code(pending.dtype)
@@ -185,7 +189,7 @@ class _Reader:
             nth=nth,
         )
 
-    def _is_inside_call(self, rank: int, key: GroupId, pending: Pending) -> bool:
+    def _is_inside_call(self, rank: int, key: GroupId, pending: UnfinishedOperation) -> bool:
         """Say whether a rank was inside the call of an operation: it is the last enqueued one."""
         status = self.dumps[rank].status.get(pending.group)
         if not self.on_device or pending.p2p or status is None or key in self.mixed:
@@ -226,7 +230,7 @@ class _Reader:
         return channels, nth
 
     def _collectives(
-        self, dump: Dump, keys: list[GroupId], pending: Mapping[int, Pending], first_row: int
+        self, dump: Dump, keys: list[GroupId], pending: Mapping[int, UnfinishedOperation], first_row: int
     ) -> dict[GroupId, Array]:
         groups, seqs, labels = (np.asarray(one) for one in (dump.rows.groups, dump.rows.seqs, dump.rows.labels))
         wanted = (labels != NO_LABEL) & (seqs >= 0)
@@ -252,7 +256,7 @@ class _Reader:
         return split_by_group(table, group_ids, dict(enumerate(keys)))
 
 
-def _columns(labels: Labels) -> Array:
+def _columns(labels: ArgumentTable) -> Array:
     """Return the columns of each label, as for a completed collective."""
     known = list(labels)
     table = np.zeros(len(known), COLLECTIVE)

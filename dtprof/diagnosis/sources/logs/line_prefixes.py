@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """One line of a log without its prefix."""
 
     text: str
@@ -39,7 +39,7 @@ FILE_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[-_.=]?(\d{1,6})(?!\d)", r
 ELASTIC_FILE = re.compile(r"attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
 
 
-def parse_line(raw: str, *, file_key: str, file_rank: int | None) -> Line:
+def parse_line(raw: str, *, file_key: str, file_rank: int | None) -> LogLine:
     """Return the line without its carriers, from the outermost to the innermost."""
     text = ESCAPES.sub("", raw) if "\x1b" in raw else raw
     rank: int | None = file_rank
@@ -74,7 +74,7 @@ def parse_line(raw: str, *, file_key: str, file_rank: int | None) -> Line:
         else:
             break
         text = text[found.end() :]
-    return Line(text, rank, None if task == -1 else task, stream, from_torch)
+    return LogLine(text, rank, None if task == -1 else task, stream, from_torch)
 
 
 def rank_of_file(path: str) -> int | None:

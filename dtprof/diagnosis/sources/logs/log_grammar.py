@@ -3,8 +3,8 @@
 import re
 
 from dtprof.diagnosis.known_errors import NCCL_RESOURCES
-from dtprof.diagnosis.log_facts import Exit, Facts, Fingerprint, Note, Order, Progress, Timeout
-from dtprof.diagnosis.sources.logs.line_prefixes import Line, rank_before
+from dtprof.diagnosis.log_facts import Exit, Facts, Fingerprint, LoggedProgress, Note, Order, Timeout
+from dtprof.diagnosis.sources.logs.line_prefixes import LogLine, rank_before
 
 MAX_TEXT = 400
 MAX_RANKS = 100_000
@@ -195,7 +195,7 @@ NEW_ATTEMPT = re.compile(r"attempts left; will restart worker group|[Rr]estartin
 NEW_JOB = re.compile(r"Setting OMP_NUM_THREADS environment variable for each process|Starting elastic_operator")
 
 
-def read_sentences(line: Line, order: Order, facts: Facts) -> None:
+def read_sentences(line: LogLine, order: Order, facts: Facts) -> None:
     """Add the facts of the sentences of a line."""
     text = line.text
     rank = line.rank
@@ -214,7 +214,7 @@ def read_sentences(line: Line, order: Order, facts: Facts) -> None:
         facts.world_size = max(facts.world_size, int(world[1]))
 
 
-def _read_timeouts(line: Line, order: Order, facts: Facts) -> None:
+def _read_timeouts(line: LogLine, order: Order, facts: Facts) -> None:
     for found in WORK.finditer(line.text):
         named = [int(n) for n in OF_RANK.findall(line.text[: found.start()])]
         group = _group(line.text)
@@ -237,7 +237,7 @@ def _read_timeouts(line: Line, order: Order, facts: Facts) -> None:
         )
 
 
-def _rank_at(line: Line, position: int) -> int | None:
+def _rank_at(line: LogLine, position: int) -> int | None:
     """Return the global rank a sentence is about: that of the nearest carrier in front of it."""
     nearest = rank_before(line.text, position)
     return nearest if nearest is not None else line.rank
@@ -248,7 +248,7 @@ def _group(text: str) -> tuple[str, str, int] | None:
     return (found[1], found[2] or "", int(found[3])) if found else None
 
 
-def _read_progress(line: Line, facts: Facts) -> None:
+def _read_progress(line: LogLine, facts: Facts) -> None:
     group, worked = _group(line.text), WORKED.search(line.text)
     enqueued, completed = ENQUEUED.search(line.text), COMPLETED.search(line.text)
     if group is None or (worked is None and enqueued is None):
@@ -257,7 +257,7 @@ def _read_progress(line: Line, facts: Facts) -> None:
     most = max(int(found[1]) for found in (worked, enqueued) if found)
     rank = _rank_at(line, len(line.text))
     facts.add(
-        Progress(
+        LoggedProgress(
             rank=rank,
             group=group[0],
             description=group[1],
@@ -270,7 +270,7 @@ def _read_progress(line: Line, facts: Facts) -> None:
     )
 
 
-def _read_fingerprints(line: Line, order: Order, facts: Facts) -> None:
+def _read_fingerprints(line: LogLine, order: Order, facts: Facts) -> None:
     found = list(PRINT.finditer(line.text))
     for i, one in enumerate(found):
         facts.add(

@@ -8,7 +8,7 @@ from typing import BinaryIO
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.log_facts import Facts, Order
 from dtprof.diagnosis.sources.logs import nccl_calls
-from dtprof.diagnosis.sources.logs.line_prefixes import RANK, Line, parse_line, rank_of_file
+from dtprof.diagnosis.sources.logs.line_prefixes import RANK, LogLine, parse_line, rank_of_file
 from dtprof.diagnosis.sources.logs.log_files import files_of, opened
 from dtprof.diagnosis.sources.logs.log_grammar import BYTE_WORDS, NEW_ATTEMPT, NEW_JOB, read_sentences
 from dtprof.diagnosis.sources.logs.logged_ranks import gather_attempt
@@ -64,7 +64,7 @@ class LogReader:
         self._rank = rank_of_file(str(path))
         self._attempts = [Facts()]
         self._tracebacks = Tracebacks(self._attempts[-1])
-        self._torn: dict[str, tuple[Line, int]] = {}
+        self._torn: dict[str, tuple[LogLine, int]] = {}
         self._newest_torn = ""
         self._line = 0
         self._attentive = 0
@@ -138,13 +138,13 @@ class LogReader:
             return
         self._take(line)
 
-    def _hold(self, line: Line, count: int) -> None:
+    def _hold(self, line: LogLine, count: int) -> None:
         if len(self._torn) >= MAX_HELD:
             self._torn.clear()
         self._torn[line.stream] = (line, count)
         self._newest_torn = line.stream
 
-    def _take(self, line: Line) -> None:
+    def _take(self, line: LogLine) -> None:
         if NEW_ATTEMPT.search(line.text) or (NEW_JOB.search(line.text) and self._attempts[-1].failed):
             self._begin_attempt()
         order = Order(self.number, self._line)

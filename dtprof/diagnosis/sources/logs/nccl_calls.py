@@ -2,7 +2,7 @@
 
 import re
 
-from dtprof.diagnosis.log_facts import Call, Communicator, Communicators
+from dtprof.diagnosis.log_facts import Communicator, Communicators, NcclCall
 
 MOST_COMMUNICATORS = 20_000
 
@@ -37,7 +37,7 @@ def read(raw: bytes, file_rank: int | None, found: Communicators) -> None:
         one.file_rank = file_rank
         nth_number = int(nth, 16)
         one.counts_rise = one.counts_rise and (not one.calls or nth_number > one.calls[-1][0])
-        one.calls.append((nth_number, Call(op, int(count), int(dtype), int(reduction), int(root))))
+        one.calls.append((nth_number, NcclCall(op, int(count), int(dtype), int(reduction), int(root))))
         one.total += 1
     elif found_begun := BEGUN.search(raw):
         process, device, address, rank, size = (part.decode() for part in found_begun.groups())

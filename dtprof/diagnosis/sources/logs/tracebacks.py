@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from dtprof.diagnosis.log_facts import BACKWARD, Exit, Facts, Order, Trace
 from dtprof.diagnosis.sources.logs import traceback_boxes
-from dtprof.diagnosis.sources.logs.line_prefixes import Line
+from dtprof.diagnosis.sources.logs.line_prefixes import LogLine
 from dtprof.records.tables import Site
 from dtprof.records.user_files import is_user_file
 
@@ -69,7 +69,7 @@ class Tracebacks:
         self.facts = facts
         self._streams: dict[str, _Stream] = {}
 
-    def read(self, line: Line, order: Order) -> bool:
+    def read(self, line: LogLine, order: Order) -> bool:
         """Take a line; say whether it belonged to a traceback or a table."""
         stream = self._streams.get(line.stream)
         if stream is None:
@@ -101,7 +101,7 @@ class Tracebacks:
             return False
         return True
 
-    def _begin(self, line: Line, order: Order, stream: _Stream) -> None:
+    def _begin(self, line: LogLine, order: Order, stream: _Stream) -> None:
         rank = stream.spawned if stream.spawned is not None else line.rank
         in_table = ENTRY_TRACE.match(line.text)
         if in_table and stream.entry_rank is not None:
@@ -109,7 +109,7 @@ class Tracebacks:
         certain = line.from_torch or stream.spawned is not None or in_table is not None
         stream.open = _Open(order, rank, line.task, certain, _indent(line.text))
 
-    def _continue(self, text: str, order: Order, stream: _Stream, line: Line) -> bool:
+    def _continue(self, text: str, order: Order, stream: _Stream, line: LogLine) -> bool:
         current = stream.open
         if current is None:
             return False
@@ -131,7 +131,7 @@ class Tracebacks:
         self._close(current, raised[1], raised[2] or "", stream, line, order)
         return True
 
-    def _close(self, done: _Open, kind: str, message: str, stream: _Stream, line: Line, order: Order) -> None:
+    def _close(self, done: _Open, kind: str, message: str, stream: _Stream, line: LogLine, order: Order) -> None:
         site, source, call, torch_only = place_of(done.frames, done.sources)
         self.facts.add(
             Trace(
@@ -154,7 +154,7 @@ class Tracebacks:
         stream.spawned = None
         self.facts.last_activity[line.stream] = 0
 
-    def _add_bare(self, found: re.Match[str], line: Line, order: Order) -> None:
+    def _add_bare(self, found: re.Match[str], line: LogLine, order: Order) -> None:
         self.facts.add(
             Trace(
                 order=order,
