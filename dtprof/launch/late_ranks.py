@@ -1,6 +1,6 @@
 """Sample the stacks of a rank that is late again and again, beside one that is on time, while the job runs.
 
-LateRank is seen in the records of this host's ranks: who comes last to operations that all have come to. Only where one
+Lateness is seen in the records of this host's ranks: who comes last to operations that all have come to. Only where one
 rank does so repeatedly, at a notable cost, are two processes sampled, a few times in a job. What the late rank does
 more than the other one, outside of operations, is the line that makes it late.
 """
@@ -10,8 +10,8 @@ import re
 import subprocess
 import tempfile
 import time
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,25 +21,18 @@ from dtprof.formatting import format_fraction
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
 from dtprof.launch.stack_sampler import find_py_spy
 from dtprof.launch.work_counters import WorkCounters, read_work_counters
-from dtprof.records import paths, schema
+from dtprof.records import paths
 from dtprof.records.shared_follower import Subscription
 from dtprof.records.user_files import is_user_file
 
 if TYPE_CHECKING:
-    from dtprof.records.tables import RankTables
+    from dtprof.analysis.stragglers.late_arrivals import LateArrivals, LateRank
 
 EVERY_S = 2.0
 SAMPLE_S, RATE = 2.0, 50
 MOST_SAMPLINGS = 4
 PAUSE_S = 60.0
 """Between two samplings."""
-FEWEST, KEPT = 8, 64
-"""Operations by which lateness is judged, and those kept."""
-MIN_SHARE, MIN_LAG_NS, MIN_COST = 0.6, 3_000_000, 0.15
-"""Of the operations, those to which the same rank comes last; its median lag; its lags as a share of the time."""
-NEWEST = 128
-"""Operations of a group that are looked at in a poll."""
-MOST_GROUPS = 16
 FEWEST_SAMPLES, MIN_EXCESS = 20, 0.1
 """Of a profile, and the share of the samples that the late rank has more of at the line."""
 IDLE_SHARE = 0.25
@@ -48,74 +41,6 @@ FILES_BYTES_A_SECOND = 1 << 20
 _FRAME = re.compile(r"(.*) \((.*):(\d+)\)")
 _IN_OPERATION = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/_functional_collectives.py")
 _LOADER = "/torch/utils/data/"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LateRank:
-    """A rank that comes last again and again, and one that does not."""
-
-    late: int
-    on_time: int
-
-
-class RankArrivals:
-    """The newest operations of each group to which all members have come."""
-
-    def __init__(self) -> None:
-        """Start with none."""
-        self._groups: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, int]]] = {}
-        self._complete: dict[tuple[str, tuple[int, ...]], deque[dict[int, int]]] = {}
-        self.pids: dict[int, int] = {}
-
-    def take(self, grown: "Iterable[RankTables]") -> None:
-        """Add the operations that have settled."""
-        for tables in grown:
-            self.pids[tables.rank] = tables.pid
-            operations = tables.operations[tables.operations["kind"] == schema.KIND["collective"]]
-            for number, group in list(tables.groups.items())[:MOST_GROUPS]:
-                if len(group.ranks) < 2:
-                    continue
-                key = group.name, group.ranks
-                rows = operations[operations["group"] == number][-NEWEST:]
-                for seq, issued_ns in zip(rows["seq"].tolist(), rows["issued_ns"].tolist(), strict=True):
-                    self._add(key, seq, tables.rank, issued_ns)
-
-    def _add(self, key: tuple[str, tuple[int, ...]], seq: int, rank: int, issued_ns: int) -> None:
-        waiting = self._groups.setdefault(key, {})
-        arrived = waiting.setdefault(seq, {})
-        arrived[rank] = issued_ns
-        if len(arrived) == len(key[1]):
-            self._complete.setdefault(key, deque(maxlen=KEPT)).append(waiting.pop(seq))
-        elif len(waiting) > 4 * NEWEST:
-            del waiting[min(waiting)]
-
-    def find_late(self) -> LateRank | None:
-        """Return the rank that is late again and again in some group, the one that costs most."""
-        found = [late for arrivals in self._complete.values() if (late := _judge(list(arrivals))) is not None]
-        return max(found, key=lambda pair: pair[0])[1] if found else None
-
-    def forget(self) -> None:
-        """Judge by later records only."""
-        self._complete.clear()
-
-
-def _judge(arrivals: list[dict[int, int]]) -> tuple[float, LateRank] | None:
-    """Return the cost of the latest rank as a share of the time, and the rank."""
-    if len(arrivals) < FEWEST:
-        return None
-    last: dict[int, list[int]] = {}
-    for arrived in arrivals:
-        order = sorted(arrived, key=arrived.__getitem__)
-        middle = arrived[order[(len(order) - 1) // 2]]
-        last.setdefault(order[-1], []).append(arrived[order[-1]] - middle)
-    rank, lags = max(last.items(), key=lambda item: sum(item[1]))
-    began, ended = (pick(pick(arrived.values()) for arrived in arrivals) for pick in (min, max))
-    cost = sum(lags) / max(1, ended - began)
-    typical = sorted(lags)[len(lags) // 2]
-    if len(lags) < MIN_SHARE * len(arrivals) or typical < MIN_LAG_NS or cost < MIN_COST:
-        return None
-    waits = Counter({other: sum(arrived[rank] - arrived[other] for arrived in arrivals) for other in arrivals[0]})
-    return cost, LateRank(late=rank, on_time=waits.most_common(1)[0][0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +127,6 @@ class LateRanks:
     def __init__(self, records: Subscription, node_folder: Path) -> None:
         """Start at once."""
         self._records, self._folder = records, node_folder
-        self._arrivals = RankArrivals()
         self._thread = LauncherThread(self._work, "late-ranks", niceness=NICENESS)
         self._thread.start()
 
@@ -218,19 +142,24 @@ class LateRanks:
             self._records.close()
 
     def _look(self) -> None:
+        from dtprof.analysis.stragglers.late_arrivals import (
+            LateArrivals,  # numpy, which the start of a job waits for not
+        )
+
+        arrivals = LateArrivals()
         samplings, newest_s = 0, -PAUSE_S
         while samplings < MOST_SAMPLINGS and not self._thread.ended.wait(EVERY_S):
             for growths, _ in self._records.take():
-                self._arrivals.take(growth.tables for growth in growths.values())
-            late = self._arrivals.find_late()
+                arrivals.take(growth.tables for growth in growths.values())
+            late = arrivals.find_late()
             if late is not None and time.monotonic() - newest_s >= PAUSE_S:
-                self._sample(late)
+                self._sample(late, arrivals)
                 samplings, newest_s = samplings + 1, time.monotonic()
-                self._arrivals.forget()
+                arrivals.forget()
 
-    def _sample(self, lateness: LateRank) -> None:
+    def _sample(self, lateness: "LateRank", arrivals: "LateArrivals") -> None:
         spy = find_py_spy()
-        pids = [self._arrivals.pids.get(rank, 0) for rank in (lateness.late, lateness.on_time)]
+        pids = [arrivals.pids.get(rank, 0) for rank in (lateness.late, lateness.on_time)]
         if spy is None or not all(pids):
             return
         before = read_work_counters(pids[0])

@@ -15,8 +15,9 @@ from dtprof.interning import Interned
 from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
 from dtprof.job.axes import purpose_of
 from dtprof.job.groups import GroupId, identify_groups
+from dtprof.job.streamed_matching import MatchedCollectives, StreamedMatching
 from dtprof.monitor.device_operations import OpenDeviceOperations
-from dtprof.monitor.prometheus.collective_arrivals import Arrivals
+from dtprof.monitor.prometheus.collective_arrivals import measure_waits
 from dtprof.monitor.prometheus.metric_catalogue import MAX_NAMES, OTHER
 from dtprof.monitor.prometheus.step_counts import StepCounter
 from dtprof.monitor.prometheus.token_counts import Consumed, sum_consumed
@@ -89,7 +90,7 @@ class NodeTally:
         self.sums = {name: np.zeros((MAX_NAMES + 1, MAX_NAMES + 1), np.int64) for name in SUMS}
         self.earlier: list[RankTally] = []
         self._rooted = np.zeros(MAX_NAMES + 1, np.bool_)
-        self._arrivals = Arrivals()
+        self._matching = StreamedMatching()
         self._attempt = 0  # the newest of any rank: operations of two attempts do not meet
 
     @property
@@ -109,7 +110,7 @@ class NodeTally:
         self.sums["open"][:] = 0
         newest = max((growth.tables.attempt for growth in growths.values()), default=0)
         if newest > self._attempt:
-            self._attempt, self._arrivals = newest, Arrivals()
+            self._attempt, self._matching = newest, StreamedMatching()
         for rank, growth in growths.items():
             self._take_rank(rank, growth)
         members: dict[GroupId, set[int]] = {}
@@ -117,8 +118,8 @@ class NodeTally:
             for group in tally.groups.values() if tally.tables.attempt == self._attempt else ():
                 if group.size > 1:
                     members.setdefault(group, set()).add(rank)
-        for group, judged in self._arrivals.judge(members, self._rooted):
-            self._take_waits(group, judged.ranks, judged.ops, judged.waited_ns, judged.last)
+        for matched in self._matching.take(members):
+            self._take_waits(matched)
 
     def _take_rank(self, rank: int, growth: Growth) -> None:
         tables = growth.tables
@@ -188,7 +189,7 @@ class NodeTally:
         for number in set(groups.tolist()):
             group = own.groups.get(number)
             if group is not None and group.size > 1:
-                self._arrivals.add(rank, group, held[:, groups == number])
+                self._matching.add(rank, group, held[:, groups == number])
 
     def _take_open(self, own: RankTally, growth: Growth) -> None:
         rows = growth.open_operations
@@ -199,17 +200,18 @@ class NodeTally:
         if len(waiting):
             self._add("open", self._keys(waiting, own), np.ones(len(waiting), np.int64))
 
-    def _take_waits(self, group: GroupId, ranks: list[int], ops: Column, waited: Column, last: Column) -> None:
+    def _take_waits(self, matched: MatchedCollectives) -> None:
+        waits, ranks = measure_waits(matched, self._rooted), matched.ranks
         holder = self.ranks[ranks[0]]
-        number = next(number for number, known in holder.groups.items() if known == group)
+        number = next(number for number, known in holder.groups.items() if known == matched.group)
         label = number_label(self.groups, group_label(holder.tables.groups.get(number)))
-        key = label * (MAX_NAMES + 1) + ops
-        self._add("wait_ns", key, waited.sum(axis=0))
-        self._add("judged", key, np.ones(len(ops), np.int64))
-        caused = np.bincount(last, waited.sum(axis=0), len(ranks))
+        key = label * (MAX_NAMES + 1) + waits.ops
+        self._add("wait_ns", key, waits.waited_ns.sum(axis=0))
+        self._add("judged", key, np.ones(len(waits.ops), np.int64))
+        caused = np.bincount(waits.last, waits.waited_ns.sum(axis=0), len(ranks))
         for row, rank in enumerate(ranks):
             own = self.ranks[rank]
-            own.wait_ns = (own.wait_ns or 0) + int(waited[row].sum())
+            own.wait_ns = (own.wait_ns or 0) + int(waits.waited_ns[row].sum())
             own.waited_for_ns = (own.waited_for_ns or 0) + int(caused[row])
 
     def _keys(self, rows: Array, own: RankTally) -> Column:

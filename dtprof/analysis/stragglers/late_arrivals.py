@@ -1,0 +1,96 @@
+"""Find, while a job runs, the rank that comes last to collectives again and again.
+
+Only groups whose members all run on this host; `straggler_ranks` finds those of a finished job.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.intervals import Column
+from dtprof.job.groups import GroupId, identify_groups
+from dtprof.job.streamed_matching import SEQ, MatchedCollectives, StreamedMatching
+from dtprof.records import codes
+from dtprof.records.tables import RankTables, select
+
+FEWEST, KEPT = 8, 64
+"""Operations by which lateness is judged, and those kept."""
+MIN_SHARE, MIN_LAG_NS, MIN_COST = 0.6, 3_000_000, 0.15
+"""Of the operations, those to which the same rank comes last; its median lag; its lags as a share of the time."""
+NEWEST = 128
+"""Operations of a group that are looked at in a poll."""
+MAX_HELD = 4 * NEWEST
+MOST_GROUPS = 16
+ISSUED = SEQ + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateRank:
+    """A rank that comes last again and again, and one that does not."""
+
+    late: int
+    on_time: int
+
+
+class LateArrivals:
+    """The newest operations of each group to which all members have come."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.pids: dict[int, int] = {}
+        self._attempt = 0  # the newest of any rank: operations of two attempts do not meet
+        self._matching = StreamedMatching(max_held=MAX_HELD)
+        self._arrivals: dict[GroupId, tuple[list[int], Column]] = {}  # ranks, and when each issued each operation
+
+    def take(self, grown: Iterable[RankTables]) -> None:
+        """Add the operations that have settled."""
+        groups: set[GroupId] = set()
+        for tables in grown:
+            if tables.attempt > self._attempt:
+                self._attempt, self._matching = tables.attempt, StreamedMatching(max_held=MAX_HELD)
+            if tables.attempt == self._attempt:
+                self.pids[tables.rank] = tables.pid
+                groups |= self._add(tables)
+        for matched in self._matching.take({group: set(group.ranks) for group in groups}):
+            self._keep(matched)
+
+    def _add(self, tables: RankTables) -> set[GroupId]:
+        collectives = select(tables.operations, tables.operations["kind"] == codes.COLLECTIVE)
+        several = {number: group for number, group in identify_groups(tables.groups).items() if len(group.ranks) > 1}
+        for number, group in list(several.items())[:MOST_GROUPS]:
+            rows = collectives[collectives["group"] == number][-NEWEST:]
+            if len(rows):
+                self._matching.add(tables.rank, group, np.stack((rows["seq"], rows["issued_ns"])).astype(np.int64))
+        return set(several.values())
+
+    def _keep(self, matched: MatchedCollectives) -> None:
+        issued = matched.of_each(ISSUED)
+        if matched.group in self._arrivals:
+            issued = np.concatenate((self._arrivals[matched.group][1], issued), axis=1)
+        self._arrivals[matched.group] = matched.ranks, issued[:, -KEPT:]
+
+    def find_late(self) -> LateRank | None:
+        """Return the rank that is late again and again in some group, the one that costs most."""
+        found = [late for ranks, issued in self._arrivals.values() if (late := _judge(ranks, issued)) is not None]
+        return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    def forget(self) -> None:
+        """Judge by later records only."""
+        self._arrivals.clear()
+
+
+def _judge(ranks: list[int], issued: Column) -> tuple[float, LateRank] | None:
+    """Return the cost of the latest rank as a share of the time, and the rank."""
+    num_members, count = issued.shape
+    if count < FEWEST:
+        return None
+    last = issued.argmax(axis=0)
+    lags = issued.max(axis=0) - np.sort(issued, axis=0)[(num_members - 1) // 2]
+    latest = int(np.bincount(last, lags, num_members).argmax())
+    own_lags = np.sort(lags[last == latest])
+    cost = int(own_lags.sum()) / max(1, int(issued.max() - issued.min()))
+    if len(own_lags) < MIN_SHARE * count or own_lags[len(own_lags) // 2] < MIN_LAG_NS or cost < MIN_COST:
+        return None
+    waits = (issued[latest] - issued).sum(axis=1)
+    return cost, LateRank(late=ranks[latest], on_time=ranks[int(waits.argmax())])

@@ -1,0 +1,44 @@
+"""A rank that is late again and again is found by the records of the running job."""
+
+import pytest
+
+from dtprof.analysis.stragglers.late_arrivals import LateArrivals, LateRank
+from tests.builders import RankBuilder
+
+MS = 1_000_000
+
+
+def arrivals(lags_ms: dict[int, list[int]]) -> LateArrivals:
+    """Return what three ranks have issued every 50 ms, each later by its lags."""
+    found = LateArrivals()
+    for rank in range(3):
+        builder = RankBuilder(rank, 3)
+        for i in range(12):
+            lag = lags_ms.get(rank, [0])
+            t = (50 * i + lag[i % len(lag)]) * MS
+            builder.op("all_reduce", t, t + MS)
+        found.take([builder.tables()])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lags_ms", "late"),
+    [
+        ({1: [20]}, 1),
+        ({1: [20, 20, 20, 0]}, 1),  # three of four times
+        ({1: [1]}, None),  # a lag that no operation notices
+        ({1: [20, 0, 0, 0]}, None),  # once in a while
+        ({0: [20, 0, 0], 1: [0, 20, 0], 2: [0, 0, 20]}, None),  # in turns
+    ],
+)
+def test_only_a_rank_that_comes_last_most_of_the_time_is_late(lags_ms: dict[int, list[int]], late: int | None) -> None:
+    found = arrivals(lags_ms).find_late()
+    assert (found.late if found is not None else None) == late
+    assert found is None or found.on_time != late
+
+
+def test_lateness_is_judged_by_what_came_since_the_last_sampling() -> None:
+    seen = arrivals({2: [20]})
+    assert seen.find_late() == LateRank(late=2, on_time=0)
+    seen.forget()
+    assert seen.find_late() is None
