@@ -2,12 +2,20 @@
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
 from dtprof.diagnosis.broadcast_tree import explain
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
 from dtprof.diagnosis.log_facts import BACKWARD, Trace
 from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
+from dtprof.diagnosis.logged_absences import (
+    STACKS,
+    absence_finding,
+    operations_of,
+    the_only,
+    unnamed_absence_finding,
+    words_of,
+)
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
 from dtprof.diagnosis.logged_messages import find_messages, plain_broadcast
 from dtprof.diagnosis.rule import Declared
@@ -15,22 +23,6 @@ from dtprof.formatting import list_ranks
 from dtprof.records.events import FROM_ROOT, TO_ROOT
 
 WAY = re.compile(r"Timed out waiting \d{1,12}ms for (send|recv) operation")
-STACKS = "Take the stack of that rank next time while the job hangs (py-spy dump), or start it with dtprof run."
-
-
-def operations_of(fronts: Mapping[int, Trace]) -> set[str]:
-    """Return the operations that ranks failed in, as far as their calls tell."""
-    return {op for trace in fronts.values() if (op := operation(trace.call))}
-
-
-def the_only(ops: set[str]) -> str | None:
-    """Return the operation, where it is one."""
-    return next(iter(ops)) if len(ops) == 1 else None
-
-
-def words_of(ops: set[str]) -> str:
-    """Return the operations in words."""
-    return " or ".join(sorted(ops)) if ops else "an operation"
 
 
 def find_waits(job: LoggedJob) -> Suspicion:
@@ -77,17 +69,14 @@ def _told(trace: Trace) -> str | None:
 
 
 def _no_culprit(job: LoggedJob, fronts: dict[int, Trace], reason: str) -> Finding:
-    """Return the finding that says who waited where, and names no culprit."""
     ops = operations_of(fronts)
-    return log_finding(
+    return unnamed_absence_finding(
         job,
-        "rank-skipped-collective",
-        f"{wait_words(sorted(fronts)).capitalize()} in {words_of(ops)} in vain; for whom is not in the log.",
         waiting=fronts,
-        confidence=0.2,
+        place=f"{words_of(ops)} in vain",
+        reason=reason,
         op=the_only(ops),
         advice=("Look at what the other ranks did at that time, and at the groups of their operations.", STACKS),
-        leaves_open=(reason,),
     )
 
 
@@ -110,26 +99,20 @@ def _unnamed_left(job: LoggedJob, fronts: dict[int, Trace], reason: str) -> Find
 
 
 def _absent(job: LoggedJob, fronts: dict[int, Trace], exited: set[int], running: set[int]) -> Finding:
-    culprits = tuple(sorted(exited or running))
-    ops = operations_of(fronts)
-    if exited:
-        how, kind = "had ended with status 0", "rank-exited"
-        facts = [f"torchelastic's table lists every rank that failed or was stopped, not {list_ranks(culprits)}"]
-    else:
-        how, kind = "never came", "rank-skipped-collective"
-        facts = [f"{list_ranks(culprits)} raised nothing: the operations of the others timed out"]
+    culprits = sorted(exited or running)
+    facts = []
+    if not exited:
+        facts.append(f"{list_ranks(culprits)} raised nothing: the operations of the others timed out")
         if stopped := [rank for rank in culprits if rank in job.exits and job.exits[rank].status == -15]:
             facts.append(f"{list_ranks(stopped)} still ran when the launcher stopped the job")
-    return log_finding(
+    return absence_finding(
         job,
-        kind,
-        f"{capitalised(culprits)} {how}; {wait_words(sorted(fronts))} in {words_of(ops)}.",
         culprits=culprits,
         waiting=fronts,
+        ops=operations_of(fronts),
+        exited=bool(exited),
         confidence=0.65 if len(culprits) < len(fronts) or job.has_table else 0.4,
-        op=the_only(ops),
         evidence=tuple(facts),
-        advice=("Look for a branch, an early return or a shorter loop on these ranks.", STACKS),
     )
 
 

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from dtprof.diagnosis.findings import Finding, capitalised, group_words
 from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
+from dtprof.diagnosis.logged_absences import COLLECT, fewer_calls_finding
 from dtprof.diagnosis.logged_job import LoggedJob, group_of
 from dtprof.diagnosis.rule import Declared
-from dtprof.diagnosis.rules.watchdog_timeout import COLLECT, not_entered
 from dtprof.formatting import list_ranks
 from dtprof.records.tables import Group
 
@@ -51,7 +51,7 @@ def find_behind(job: LoggedJob) -> Suspicion:
     if len(behind) > len(waiting):
         reason = f"only {list_ranks(waiting)} came to #{seq} of {group_words(group)}"
         return f"a collective timed out: {reason}, which may be one operation too many"
-    return not_entered(job, group, seq, enqueued=behind, waiting=waiting, confidence=0.6)
+    return fewer_calls_finding(job, group, seq, enqueued=behind, waiting=waiting, confidence=0.6)
 
 
 def _groups(job: LoggedJob) -> dict[tuple[str, str], RankCounts]:

@@ -1,9 +1,10 @@
 """Operations that NCCL's watchdog timed out: the progress of each rank in each group, and the silent ranks."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
 from dtprof.diagnosis.findings import Finding, capitalised, group_words, wait_words
 from dtprof.diagnosis.log_rule import log_finding, log_rule
+from dtprof.diagnosis.logged_absences import COLLECT, DID_LAST, fewer_calls_finding, unnamed_absence_finding
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
 from dtprof.diagnosis.rule import Declared
 from dtprof.diagnosis.watchdog_fronts import (
@@ -19,15 +20,9 @@ from dtprof.diagnosis.watchdog_fronts import (
 )
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE
-from dtprof.records.tables import Group
 
 AGREE_IN_SIZE = (*SIZES_AGREE, "all_gather")
 """NCCL gathers tensors of different sizes by other operations than that."""
-COLLECT = (
-    "Give the logs of all ranks. Next time set TORCH_FR_BUFFER_SIZE=20000 (before torch 2.9 "
-    "TORCH_NCCL_TRACE_BUFFER_SIZE), TORCH_NCCL_DUMP_ON_TIMEOUT=1 and diagnose the dumps, or start with dtprof run."
-)
-DID_LAST = "Look at what these ranks did last: saving, evaluation, a shorter input, an early return."
 SUSPENDED = 2.0
 
 
@@ -58,24 +53,21 @@ def find_timeouts(job: LoggedJob) -> Finding | None:
 
 
 def _no_culprit(job: LoggedJob, key: Key, fronts: Fronts, facts: tuple[str, ...], reason: str) -> Finding:
-    """Return the finding that says who waits where, and names no culprit."""
     first = usual_front(fronts)
     op, group = operation(first.op), group_at(key, set(fronts))
     same = len({(one.timeout.seq, one.timeout.op) for one in fronts.values()}) == 1
     place = f"{op or first.op} #{first.seq}" if same else op or first.op
     where = f" of {group_words(group)}" if group else ""
-    return log_finding(
+    return unnamed_absence_finding(
         job,
-        "rank-skipped-collective",
-        f"{wait_words(sorted(fronts)).capitalize()} in {place}{where}; for whom is not in the log.",
         waiting=fronts,
-        confidence=0.2,
-        group=group,
+        place=f"{place}{where}",
+        reason=f"which rank did not come, or whether the network failed: {reason}",
+        advice=(COLLECT,),
         op=op,
+        group=group,
         seq=first.seq if same else None,
         evidence=(*facts, *_outstanding(fronts)),
-        advice=(COLLECT,),
-        leaves_open=(f"which rank did not come, or whether the network failed: {reason}",),
     )
 
 
@@ -172,50 +164,8 @@ def _behind(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
     enqueued = {rank: behind[rank] for rank in sorted(behind) if behind[rank] < usual.seq}
     if not enqueued or len(enqueued) > len(fronts):
         return None
-    return not_entered(
+    return fewer_calls_finding(
         job, group, usual.seq, enqueued=enqueued, waiting=tuple(sorted(fronts)), confidence=0.7, name=usual.op
-    )
-
-
-def not_entered(
-    job: LoggedJob,
-    group: Group | None,
-    seq: int,
-    *,
-    enqueued: Mapping[int, int],
-    waiting: tuple[int, ...],
-    confidence: float,
-    name: str = "",
-) -> Finding:
-    """Return the finding for ranks that had enqueued too few operations, with its caveats.
-
-    Args:
-        job: the attempt.
-        group: in which the operation is.
-        seq: its position.
-        enqueued: the last position that each of these ranks had started, in the order of the ranks.
-        waiting: the ranks that are in the operation.
-        confidence: how sure that is.
-        name: of the operation, as the log has it, where the log has it.
-    """
-    op = operation(name)
-    culprits = tuple(enqueued)
-    place = f"{op or name} #{seq}".lstrip()
-    return log_finding(
-        job,
-        "rank-skipped-collective",
-        f"{capitalised(culprits)} had not entered {place} of {group_words(group)}; {wait_words(waiting)} in it.",
-        culprits=culprits,
-        waiting=waiting,
-        confidence=confidence,
-        group=group,
-        op=op,
-        seq=seq,
-        evidence=tuple(f"rank {rank}: last enqueued #{done}" for rank, done in list(enqueued.items())[:4]),
-        advice=(DID_LAST, COLLECT),
-        leaves_open=(
-            "whether they did not call it or were stuck inside the call: the count is raised after it returns",
-        ),
     )
 
 
