@@ -48,8 +48,9 @@ def format_rates(gb_per_s: Sequence[float | None]) -> tuple[str, list[str]]:
 
 
 def plural(number: int, noun: str) -> str:
-    """Return a count with its noun: 1 rank, 2 ranks."""
-    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
+    """Return a count with its noun: 1 rank, 2 ranks, 4 microbatches."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{format_count(number)} {noun}{'' if number == 1 else ending}"
 
 
 def list_ranks(ranks: Iterable[int], limit: int = 16) -> str:
@@ -97,9 +98,21 @@ def format_table(rows: Sequence[Sequence[str]], *, left: int = 1, gap: str = "  
 
 
 def shorten(text: str, width: int) -> str:
-    """Return the text, or its begin and end with dots between, at most `width` long."""
+    """Return the text, or its begin and end with dots between, at most `width` long; words are left whole where it can.
+
+    What is left out is in the middle: of a command, its program and its last arguments tell most.
+    """
     if len(text) <= width:
         return text
+    words, first, last = text.split(" "), "", ""
+    while words:
+        longer = (f"{first}{words[0]} ", last) if len(first) <= len(last) else (first, f" {words[-1]}{last}")
+        if sum(map(len, longer)) + 3 > width:
+            break
+        del words[0 if len(first) <= len(last) else -1]
+        first, last = longer
+    if first and last and 3 * (len(first) + len(last)) > 2 * width:
+        return f"{first}...{last}"
     head = (width - 3) // 2
     return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"
 

@@ -7,7 +7,7 @@ from dtprof.analysis.pipeline.bubbles import NO_PIPELINE
 from dtprof.analysis.rank_reductions import RankFacts, RankReduction
 from dtprof.analysis.results import CollectiveResult
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps
-from dtprof.formatting import format_count, format_ns, list_ranks, plural
+from dtprof.formatting import format_ns, list_ranks, plural
 from dtprof.job.clock_alignment import Clocks, worst_error_ns
 
 MAX_PROBLEMS = 20
@@ -54,11 +54,7 @@ def list_caveats(
         *_of_devices(facts),
         *devices,
         *_of_operations(facts, reductions, collectives, any_operations=any_operations),
-        *(
-            [f"collectives: {format_count(unlisted)} more rows cost less and are not listed, nor all groups"]
-            if unlisted
-            else ()
-        ),
+        *([f"collectives: {plural(unlisted, 'more row')} of less cost not listed, nor all groups"] if unlisted else ()),
         *_of_memory(facts),
         *pipeline,
         *throughput,

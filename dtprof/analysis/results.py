@@ -569,7 +569,7 @@ class Advice:
     def sentence(self) -> str:
         """Say for people what the change gains and how far that can be trusted, or why none is named."""
         if self.gain is None or self.interval is None:
-            return f"none: {self.reason}"
+            return f"none ({self.reason})"
         low, high = self.interval
         at_most = "at most " if self.is_bound else ""
         return (

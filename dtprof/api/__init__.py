@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtprof.api.notebook import as_html, show_results_as_text
 from dtprof.errors import NothingToShowError, UsageError
+from dtprof.formatting import plural
 from dtprof.interchange.public_tables import record_tables, result_tables, window_tables
 from dtprof.session import run_results
 from dtprof.session.engines import Engine, make_engine
@@ -159,7 +160,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Return where it lies and how many ranks left a log."""
-        return f"<dtprof run {self._opened.name!r}: {len(self.ranks)} ranks>"
+        return f"<dtprof run {self._opened.name!r}: {plural(len(self.ranks), 'rank')}>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""

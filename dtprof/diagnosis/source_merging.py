@@ -11,6 +11,7 @@ from functools import reduce
 from dtprof.diagnosis.device_progress import find_uncounted, merge_progress
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.verdict import decide
+from dtprof.formatting import plural
 from dtprof.job.issued_operations import RankOperations
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
@@ -31,8 +32,8 @@ def _join(first: JobState, second: JobState) -> JobState:
     foreign = _ranks(second) - _ranks(first) if _ranks(first) else set()
     if "run" in first.sources and "flight_recorder" in second.sources and foreign:
         words = (
-            f"the dumps are of {len(_ranks(second))} ranks, the run of {len(_ranks(first))}: not of one job; give what "
-            "belongs together"
+            f"the dumps are of {plural(len(_ranks(second)), 'rank')}, the run of {len(_ranks(first))}: not of one job; "
+            "give what belongs together"
         )
         return _with_problem(second if _went_well(first) else first, words, names)
     goes_on = not first.manifest.ended_realtime_ns  # records of devices that nobody follows show no hang

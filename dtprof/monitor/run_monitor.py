@@ -10,7 +10,7 @@ from dtprof.analysis.results import StragglerResult, Summary
 from dtprof.analysis.whatif.advice import summarise_advised
 from dtprof.columns import distinct
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch, list_reported
-from dtprof.formatting import format_count, format_ns, list_ranks
+from dtprof.formatting import format_count, format_ns, list_ranks, plural
 from dtprof.job.stalls import (
     INTERVAL_NS,
     JobProgress,
@@ -228,7 +228,7 @@ def _find_alarms(
         alarms.append(progress.words)
     alarms += map(_mismatch, mismatches[:MAX_MISMATCH_ALARMS])
     if len(mismatches) > MAX_MISMATCH_ALARMS:
-        alarms.append(f"{len(mismatches) - MAX_MISMATCH_ALARMS} more mismatches")
+        alarms.append(plural(len(mismatches) - MAX_MISMATCH_ALARMS, "more mismatch"))
     stopped = [rank for rank, growth in growths.items() if growth.tables.truncated]
     if stopped:
         alarms.append(f"recording stopped on {list_ranks(stopped)}: the disk is full, or --max-log-mb is too small")

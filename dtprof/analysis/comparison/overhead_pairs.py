@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from dtprof.formatting import plural
 from dtprof.records.step_times_file import StepTimes
 
 CONFIDENCE = 0.95
@@ -167,7 +168,9 @@ def compare(bare: Sequence[Trial], recorded: Sequence[Trial], control: Sequence[
     if all(trial.num_ranks == 0 for trial in bare):
         caveats.insert(0, "step time, start-up, end: no process stepped an optimizer of torch")
     elif not any(q is not None and q.name == "step" for q in quantities):
-        caveats.insert(0, f"step time: a run has {bare[0].num_steps} steps, too few; 4 are needed, 20 make sense")
+        caveats.insert(
+            0, f"step time: a run has {plural(bare[0].num_steps, 'step')}, too few; 4 are needed, 20 make sense"
+        )
     return OverheadResult(
         num_pairs=len(bare),
         num_ranks=bare[0].num_ranks,

@@ -6,7 +6,7 @@ from typing import Literal
 from dtprof.analysis.comparison.comparison_series import BUBBLE, EXPOSED, JOB, STEP, Figure, RunFigures
 from dtprof.analysis.comparison.comparison_statistics import MIN_STEPS, Estimate, subtract_means
 from dtprof.analysis.metric_registry import NO_STEPS, THRESHOLDS
-from dtprof.formatting import list_ranks
+from dtprof.formatting import list_ranks, plural
 
 CONFIDENCE = 0.95
 Outcome = Literal["passed", "failed", "unknown"]
@@ -109,7 +109,7 @@ def _judge_peak(threshold: Threshold, run: RunFigures) -> ThresholdResult:
         limit=threshold.bound,
         outcome="failed" if peak > threshold.bound else "passed",
         measured=float(peak),
-        reason=f"the highest of {len(run.peak_bytes)} ranks, on rank {rank}",
+        reason=f"the highest of {plural(len(run.peak_bytes), 'rank')}, on rank {rank}",
     )
 
 
@@ -117,7 +117,7 @@ def check_slowdown(threshold: Threshold, run: RunFigures, baseline: RunFigures) 
     """Check the step time against that of a baseline: it fails where it is slower beyond the noise."""
     if run.world_size != baseline.world_size:
         return _unknown(
-            threshold, "fraction", f"the baseline has {baseline.world_size} ranks, the run {run.world_size}"
+            threshold, "fraction", f"the baseline has {plural(baseline.world_size, 'rank')}, the run {run.world_size}"
         )
     if run.layout != baseline.layout and run.layout and baseline.layout:
         return _unknown(threshold, "fraction", "the baseline has another layout (dtprof compare describes both)")

@@ -305,7 +305,7 @@ def gpus(case: DoctorCase) -> Iterator[LaunchFinding]:
         yield LaunchFinding(
             kind="gpu-health",
             severity="error",
-            summary=f"{listed(fewer)} shows {counts[fewer[0]]} GPUs, other hosts {most}.",
+            summary=f"{listed(fewer)} shows {plural(counts[fewer[0]], 'GPU')}, other hosts {most}.",
             hosts=fewer,
             advice=("Look for a GPU that fell off the bus: nvidia-smi, and Xid in the kernel's log.",),
         )

@@ -177,8 +177,8 @@ def microbatches(case: DoctorCase) -> Iterator[LaunchFinding]:
     yield LaunchFinding(
         kind="few-microbatches",
         severity="warning",
-        summary=f"{number} microbatches on {stages} stages: the bubble of GPipe and 1F1B takes "
-        f"{100 * bubble:.0f} % of a step, "
+        summary=f"{plural(number, 'microbatch')} on {plural(stages, 'stage')}: the bubble of GPipe and 1F1B "
+        f"takes {100 * bubble:.0f} % of a step, "
         f"with {MICROBATCHES_PER_STAGE * stages} it is {100 * (stages - 1) / (5 * stages - 1):.0f} %.",
         advice=(f"Use at least {MICROBATCHES_PER_STAGE * stages} microbatches, or an interleaved schedule.",),
     )
@@ -197,7 +197,7 @@ def uneven_data(case: DoctorCase) -> Iterator[LaunchFinding]:
         severity="warning" if unequal else "info",
         summary=f"{samples:,} samples do not divide into whole batches of {batch} on {ranks} ranks: some ranks "
         + (
-            f"may have {-(-longest // batch)} steps and others {-(-shortest // batch)}, and the last "
+            f"may have {plural(-(-longest // batch), 'step')} and others {-(-shortest // batch)}, and the last "
             "collective waits for ever."
             if unequal
             else "have a smaller last batch."

@@ -130,7 +130,7 @@ def make_plans(
         considered=len(rows),
         cannot_tell=(
             *_unknowns(model, cluster),
-            *([f"refused: {len(refused) - MAX_REFUSED:,} more layouts"] if len(refused) > MAX_REFUSED else []),
+            *([f"refused: {plural(len(refused) - MAX_REFUSED, 'more layout')}"] if len(refused) > MAX_REFUSED else []),
         ),
     )
 

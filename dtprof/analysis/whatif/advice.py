@@ -134,5 +134,5 @@ def state_advice(found: Prediction) -> Advice:
     elif found.replay_error is None or not found.scenarios:
         reason = found.cannot_tell[-1] if found.cannot_tell else "the run has nothing that could be changed"
     else:
-        reason = f"of {plural(len(found.scenarios), 'change')} replayed none gains beyond noise"
+        reason = f"{plural(len(found.scenarios), 'change')} replayed, no gain beyond noise"
     return Advice(reason=reason.removeprefix("whatif: "), replay_error=found.replay_error, replayed_steps=found.steps)

@@ -13,7 +13,7 @@ from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.prediction import Replayable
 from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
 from dtprof.analysis.whatif.schedule_fixes import measure_times
-from dtprof.formatting import list_ranks
+from dtprof.formatting import list_ranks, plural
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
 
@@ -95,7 +95,7 @@ def join_lines(
         caveats.append(f"whatif: of {used.last - used.first + 1:,} measured steps {first} to {last} are replayed")
     attempt = newest_attempt(run.folders)
     if attempt:
-        caveats.append(f"whatif: the job was restarted {attempt} times; only its last attempt is replayed")
+        caveats.append(f"whatif: the job was restarted {plural(attempt, 'time')}; only its last attempt is replayed")
     return Replayable(
         graph=graph,
         pipeline=None if isinstance(times, str) else times,

@@ -26,6 +26,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
 )
 from dtprof.analysis.whatif.fixes import Unpredictable
 from dtprof.errors import UsageError
+from dtprof.formatting import plural
 from dtprof.intervals import Floats
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV = "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"
@@ -172,7 +173,9 @@ class PipelineTimes:
             )
         planned = self._plan(name, count, is_even=split is not None)
         if planned is None:
-            raise Unpredictable(f"{label}: the schedule has no plan for {self.ranks} ranks and {count} microbatches")
+            raise Unpredictable(
+                f"{label}: the schedule has no plan for {plural(self.ranks, 'rank')} and {plural(count, 'microbatch')}"
+            )
         return *planned, label
 
     def _plan(self, name: str, microbatches: int, *, is_even: bool = False) -> tuple[SchedulePlan, Floats] | None:

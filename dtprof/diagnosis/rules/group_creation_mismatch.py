@@ -8,7 +8,7 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.formatting import list_ranks
+from dtprof.formatting import list_ranks, plural
 
 ADVICE = "Every rank of the job must call new_group, members or not, in the same order."
 
@@ -50,7 +50,7 @@ def find_creation_mismatch(case: Case) -> Iterator[Finding]:
         culprit_call_sites=places,
         evidence=(
             *(f"rank {r.rank}: {_doing(r, counted=counted)}" for r in absent[:8]),
-            *((f"{list_ranks(waiting)} made {number} groups, this one included",) if counted else ()),
+            *((f"{list_ranks(waiting)} made {plural(number, 'group')}, this one included",) if counted else ()),
         ),
         advice=(ADVICE,),
     )
@@ -109,7 +109,7 @@ def _made_together(job: JobState, call: int) -> bool:
 
 
 def _doing(rank: RankState, *, counted: bool) -> str:
-    made = f"made {rank.groups_made} groups and " if counted else ""
+    made = f"made {plural(rank.groups_made, 'group')} and " if counted else ""
     return f"{made}{'has ended' if rank.finished else 'is elsewhere'}{at_line(rank.place)}"
 
 

@@ -8,7 +8,7 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.group_creation_mismatch import ADVICE
-from dtprof.formatting import list_ranks
+from dtprof.formatting import list_ranks, plural
 
 
 def find_creation_risk(case: Case) -> Iterator[Finding]:
@@ -42,7 +42,9 @@ def find_creation_risk(case: Case) -> Iterator[Finding]:
         culprit_ranks=culprits,
         confidence=0.85,
         call_sites=sites,
-        evidence=tuple(f"rank {rank} called new_group {number} times" for rank, number in sorted(made.items())[:8]),
+        evidence=tuple(
+            f"rank {rank} called new_group {plural(number, 'time')}" for rank, number in sorted(made.items())[:8]
+        ),
         advice=(ADVICE,),
     )
 

@@ -10,7 +10,7 @@ from dtprof.diagnosis.logged_absences import DID_LAST
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation, ranks_by_process
 from dtprof.diagnosis.rule import Declared
 from dtprof.diagnosis.rules.reported_disagreement import WHAT_IS_CALLED
-from dtprof.formatting import list_ranks
+from dtprof.formatting import list_ranks, plural
 
 WAITED = ("dump-signal", "stuck", "heartbeat")
 ASPECTS = (
@@ -39,7 +39,7 @@ class CommunicatorCalls:
     def place(self, position: int) -> str:
         """Return a position, as a reader finds it in the log."""
         where = f"call #{position + 1}" if self.counted else f"opCount {position:x}"
-        return f"{where} of a communicator of {self.size} ranks"
+        return f"{where} of a communicator of {plural(self.size, 'rank')}"
 
 
 def find_divergence(job: LoggedJob) -> Finding | None:

@@ -8,6 +8,7 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, wait_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
+from dtprof.formatting import plural
 from dtprof.records.tables import Site
 
 
@@ -16,7 +17,7 @@ def _find_other_plans(job: JobState) -> Finding | None:
     plans = _plans(job)
     if len(plans) < 2 or len(plans) < len(job.ranks) or len(set(plans.values())) < 2:
         return None
-    words = {rank: f"{schedule} with {number} microbatches" for rank, (schedule, number) in plans.items()}
+    words = {rank: f"{schedule} with {plural(number, 'microbatch')}" for rank, (schedule, number) in plans.items()}
     return _pipeline_finding(job, words)
 
 
@@ -73,7 +74,11 @@ def find_pipeline_mismatch(case: Case) -> Iterator[Finding]:
     if not ran or len(ran) == len(ranks):
         return
     words = {
-        rank: f"{ran[rank]} microbatches" if rank in ran else f"{plans[rank][1]} microbatches" if rank in plans else "?"
+        rank: plural(ran[rank], "microbatch")
+        if rank in ran
+        else plural(plans[rank][1], "microbatch")
+        if rank in plans
+        else "?"
         for rank in ranks
     }
     yield _pipeline_finding(job, words)

@@ -8,7 +8,7 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.open_collectives import operation_at
 from dtprof.diagnosis.rank_failures import STOPPED, exit_finding
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.formatting import list_ranks
+from dtprof.formatting import list_ranks, plural
 from dtprof.job.wait_graph import absent_members
 from dtprof.records.tables import UNKNOWN_NS
 
@@ -31,7 +31,7 @@ def find_exited(case: Case) -> Iterator[Finding]:
         job,
         confidence=0.95,
         evidence=tuple(
-            f"rank {rank}: exited without an error after {steps[rank]} steps; "
+            f"rank {rank}: exited without an error after {plural(steps[rank], 'step')}; "
             f"its last record is{at_line(sites.get(rank))}"
             for rank in culprits
         ),
@@ -121,7 +121,7 @@ def find_left_in_caught_failure(case: Case) -> Iterator[Finding]:
             call_sites=call_sites(waiting),
             culprit_call_sites=sites,
             evidence=tuple(
-                f"rank {rank} made {job.ranks[rank].counts.get((operation.group, False), 0)} collectives of "
+                f"rank {rank} made {plural(job.ranks[rank].counts.get((operation.group, False), 0), 'collective')} of "
                 f"{group_words(group)}, the others at least {operation.seq + 1}"
                 for rank in gone[:4]
             ),

@@ -6,7 +6,7 @@ import numpy as np
 
 from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail
 from dtprof.errors import NothingToShowError
-from dtprof.formatting import format_count, format_fraction
+from dtprof.formatting import format_count, format_fraction, plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class StepWindow:
         """Return remarks on steps that the file omits, one sentence each."""
         said = [sentence for sentence in (self.reduced, self.apart) if sentence]
         if left_out:
-            said.append(f"{format_count(left_out)} operations overlapped with too many others to be drawn")
+            said.append(f"{plural(left_out, 'operation')} overlapped with too many others to be drawn")
         return said
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from dtprof.columns import distinct
 from dtprof.errors import NotATraceError
+from dtprof.formatting import plural
 from dtprof.interchange.importers.imported_records import (
     MAX_WORLD_SIZE,
     ImportedRank,
@@ -271,7 +272,7 @@ def join_ranks(ranks: Sequence[tuple[Path, ImportedRank]]) -> tuple[list[Importe
     if len(sizes) > 1:
         (a, path_a), (b, path_b) = list(sizes.items())[:2]
         raise NotATraceError(
-            f"{path_a} is of a job of {a} ranks and {path_b} of one of {b}; expected traces of one job. "
+            f"{path_a} is of a job of {plural(a, 'rank')} and {path_b} of one of {b}; expected traces of one job. "
             "Import each job into a run of its own."
         )
     aligned = align_steps([rank for _, rank in ranks])

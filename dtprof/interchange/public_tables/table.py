@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.errors import MissingDependencyError, UsageError
+from dtprof.formatting import plural
 from dtprof.interchange.public_tables.arrow_columns import arrow_array
 
 MAX_SHOWN = 20
@@ -110,7 +111,8 @@ class Table:
 
     def __repr__(self) -> str:
         """Return the name, the length and the columns."""
-        return f"<dtprof table {self.name!r}: {len(self)} rows, columns {', '.join(c.name for c in self.columns)}>"
+        columns = ", ".join(column.name for column in self.columns)
+        return f"<dtprof table {self.name!r}: {plural(len(self), 'row')}, columns {columns}>"
 
     def _repr_html_(self) -> str:
         """Return the first rows for a notebook, units in the head and meanings where the mouse rests."""
@@ -124,7 +126,7 @@ class Table:
         )
         body = "".join(f"<tr>{''.join(map(_cell, row.values()))}</tr>" for row in first)
         more = f", the first {MAX_SHOWN} shown" if len(self) > MAX_SHOWN else ""
-        caption = f"<caption>{escape(self.name)}: {len(self)} rows{more}</caption>"
+        caption = f"<caption>{escape(self.name)}: {plural(len(self), 'row')}{more}</caption>"
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

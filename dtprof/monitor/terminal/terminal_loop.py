@@ -20,11 +20,13 @@ FEWEST_LINES = 10
 
 
 def print_once(monitor: Monitor) -> JobSnapshot:
-    """Print one screen of all ranks; return its text."""
-
+    """Print one screen of all ranks; return what it shows."""
     snapshot = monitor.poll()
     lines = max(FEWEST_LINES, len(snapshot.ranks) + len(snapshot.alarms) + FEWEST_LINES)
-    Console(width=WIDTH).print(render_screen(snapshot, monitor.run, height=lines, keys=""))
+    console = Console(width=WIDTH)
+    with console.capture() as screen:
+        console.print(render_screen(snapshot, monitor.run, height=lines, keys=""))
+    print("\n".join(line.rstrip() for line in screen.get().splitlines()))
     return snapshot
 
 

@@ -1,7 +1,6 @@
 """The screen of `dtprof top`: the job, its alarms, and a row a rank; the ranks that matter first where not all fit."""
 
 import shlex
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +10,10 @@ from rich.text import Text
 
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.results import RankResult, Summary
-from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_rate
+from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_rate, plural
 from dtprof.monitor.rank_activity import RankActivity
 from dtprof.monitor.run_monitor import JobSnapshot
+from dtprof.report.text.labelled_lines import wrap_text
 
 WIDTH = 80
 FEWEST_RANKS = 3
@@ -54,7 +54,7 @@ def render_screen(snapshot: JobSnapshot, run: Path, *, height: int, width: int =
     room = max(FEWEST_RANKS, height - len(head) - 3)
     shown = choose_ranks(snapshot.ranks, snapshot.summary, room)
     rest = len(snapshot.ranks) - len(shown)
-    foot = f"{format_count(rest)} more ranks, none of them in worse state" if rest else ""
+    foot = f"{plural(rest, 'more rank')}, none of them in worse state" if rest else ""
     foot = "  ".join(filter(None, (foot, keys)))
     table = [_table(shown, snapshot.summary, width)] if shown else []
     hints = [Text(foot, style="dim", no_wrap=True, overflow="ellipsis")] if foot else []
@@ -70,13 +70,12 @@ def _head(snapshot: JobSnapshot, run: Path) -> list[Text]:
         state = "cannot tell whether it goes on"
     title = Text.assemble((run.name or str(run), "bold"), f"  {state}", no_wrap=True, overflow="ellipsis")
     if summary is None:
-        ranks = f"{format_count(len(snapshot.ranks))} ranks"
+        ranks = plural(len(snapshot.ranks), "rank")
         known = f"{ranks}, step {format_count(snapshot.step)}; working out their means ..."
         return [title, Text(known if snapshot.ranks else "no rank has recorded anything yet")]
     hosts = len({rank.host for rank in snapshot.ranks})
     facts = [
-        f"{format_count(len(snapshot.ranks))} of {format_count(summary.world_size)} ranks "
-        f"on {hosts} host{'' if hosts == 1 else 's'}",
+        f"{format_count(len(snapshot.ranks))} of {plural(summary.world_size, 'rank')} on {plural(hosts, 'host')}",
         summary.backend or "",
         f"step {format_count(snapshot.step)}",
     ]
@@ -117,14 +116,7 @@ def _costliest_line(summary: Summary | None, width: int) -> list[Text]:
 
 
 def _wrap(alarm: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        alarm,
-        width,
-        max_lines=MAX_ALARM_LINES,
-        placeholder=" ...",
-        subsequent_indent="  ",
-        break_on_hyphens=False,  # names of options stay whole
-    )
+    return wrap_text(alarm, width, indent="  ", max_lines=MAX_ALARM_LINES)
 
 
 def choose_ranks(ranks: Sequence[RankActivity], summary: Summary | None, room: int) -> list[RankActivity]:

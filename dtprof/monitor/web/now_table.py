@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns
+from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural
 from dtprof.monitor.rank_activity import RankActivity
 from dtprof.monitor.run_monitor import JobSnapshot
 from dtprof.monitor.step_aggregates import NewestStep
@@ -35,7 +35,7 @@ def render_now(snapshot: JobSnapshot, newest: NewestStep | None) -> Markup:
             role="region",
             aria_label="What each rank does",
         ),
-        element("p", f"{format_count(rest)} more ranks, none of them in worse state", class_="hint") if rest else "",
+        element("p", f"{plural(rest, 'more rank')}, none of them in worse state", class_="hint") if rest else "",
     )
 
 

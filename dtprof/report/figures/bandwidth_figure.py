@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dtprof.analysis.results import CollectiveResult
+from dtprof.formatting import plural
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, new_figure
 from dtprof.report.figures.figure_numbers import format_bytes, format_duration, format_number
 from dtprof.report.figures.figure_source import Source
@@ -100,6 +101,6 @@ def _describe(row: CollectiveResult) -> str:
     lines = [
         f"{row.op} of group {row.group}" + (f", issued by {row.api}" if row.api else ""),
         f"{format_bytes(row.bytes or 0)} at {format_number(row.busbw_gb_per_s or 0, 2)} GB/s",
-        f"{row.count:,} operations of {format_duration(row.duration_ns or 0)} each",
+        f"{plural(row.count, 'operation')} of {format_duration(row.duration_ns or 0)} each",
     ]
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """How far apart the members of a group arrive at its operations, and who comes last."""
 
+from dtprof.formatting import plural
 from dtprof.job.axes import purpose_of
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration, format_share
@@ -31,7 +32,7 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
         height=112 + 32 * len(groups),
     )  # fmt: skip
     hover = [
-        f"<b>{name}</b>, {group.count:,} operations<br>from the first arrival to the last:<br>"
+        f"<b>{name}</b>, {plural(group.count, 'operation')}<br>from the first arrival to the last:<br>"
         + "<br>".join(f"{tick}: {format_duration(ns)}" for tick, ns in zip(TICKS, group.spread_ns, strict=True))
         for name, group in zip(names, groups, strict=True)
     ]

@@ -4,6 +4,7 @@ import numpy as np
 
 from dtprof.analysis.results import Summary
 from dtprof.analysis.steps.step_lanes import MAX_POINTS, StepLanes, StepPoints, align_steps, reduce_steps
+from dtprof.formatting import plural
 from dtprof.report.figures.drawing import Drawing, Nothing, new_figure
 from dtprof.report.figures.figure_numbers import (
     DURATIONS,
@@ -166,10 +167,10 @@ def _set_scale(figure: Plot, summary: Summary, lanes: StepLanes, unit: Unit) -> 
 def _describe(summary: Summary, lanes: StepLanes) -> str:
     spread = summary.steps.duration_ns
     if spread is None or summary.steps.used is None:
-        return f"Duration of {len(lanes.steps)} steps; none of them is measured."
+        return f"Duration of {plural(len(lanes.steps), 'step')}; none of them is measured."
     first, last = summary.steps.used
     return (
-        f"Duration of {len(lanes.steps)} steps. Steps {first} to {last} are measured: "
+        f"Duration of {plural(len(lanes.steps), 'step')}. Steps {first} to {last} are measured: "
         f"median {format_duration(spread.median)}, {format_share(0.8)} of them "
         f"between {format_duration(spread.p10)} and {format_duration(spread.p90)}."
     )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dtprof.analysis.comparison.comparison_series import COLLECTIVES, JOB, RANKS
 from dtprof.analysis.comparison.run_comparison import FigureChange
+from dtprof.formatting import plural
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import typeset
 from dtprof.report.figures.figure_source import Source
@@ -41,7 +42,12 @@ def render_comparison(_panel: Panel, source: Source, _: Sequence[Dashboard]) -> 
                 render_plain_table(HEADER, [_row(change) for change in changes], caption=title),
             ]
     sides = [
-        element("li", f"{name}: ", element("code", side.run), f", {side.world_size} ranks, {side.num_steps} steps")
+        element(
+            "li",
+            f"{name}: ",
+            element("code", side.run),
+            f", {plural(side.world_size, 'rank')}, {plural(side.num_steps, 'step')}",
+        )
         for name, side in (("A", result.a), ("B", result.b))
     ]
     return join(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dtprof.analysis.rank_exits import STOPPED
 from dtprof.analysis.results import RankResult, Summary
 from dtprof.diagnosis.findings import Verdict
+from dtprof.formatting import plural
 from dtprof.report.figures.figure_numbers import format_duration, format_share
 
 NOTEWORTHY_SHARE = 0.10
@@ -109,7 +110,7 @@ def _describe_end(failed: list[RankResult], summary: Summary) -> Headline:
     causes = [rank for rank in failed if rank.ended != STOPPED]
     said = [f"rank {rank.rank} {_in_the_past(rank.ended)}" for rank in causes[:_MAX_NAMED_RANKS]]
     if len(causes) > _MAX_NAMED_RANKS:
-        said.append(f"{len(causes) - _MAX_NAMED_RANKS} more ranks failed")
+        said.append(f"{plural(len(causes) - _MAX_NAMED_RANKS, 'more rank')} failed")
     if stopped:
         said.append(f"{_name_ranks([rank.rank for rank in stopped])} stopped by SIGTERM")
     if summary.lost_ranks:

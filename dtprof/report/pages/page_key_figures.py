@@ -91,7 +91,7 @@ def _render_mean_step(summary: Summary) -> Markup:
 def _step_time(summary: Summary) -> KeyFigure:
     spread, used = summary.steps.duration_ns, summary.steps.used
     if spread is None or used is None:
-        return KeyFigure("Step time", NOT_KNOWN, f"{summary.steps.count} steps")
+        return KeyFigure("Step time", NOT_KNOWN, plural(summary.steps.count, "step"))
     low, high = format_duration(spread.p10), format_duration(spread.p90)
     return KeyFigure(
         "Step time",
@@ -143,9 +143,8 @@ def _bubble(summary: Summary) -> KeyFigure:
     if pipeline is None:
         return KeyFigure(name, "none", "no pipeline ran")
     theory = "no formula" if pipeline.theory_fraction is None else f"theory {format_share(pipeline.theory_fraction)}"
-    beside = (
-        f"of its window; {theory}; {pipeline.schedule}, {pipeline.stages} stages, {pipeline.microbatches} microbatches"
-    )
+    sizes = f"{plural(pipeline.stages, 'stage')}, {plural(pipeline.microbatches, 'microbatch')}"
+    beside = f"of its window; {theory}; {pipeline.schedule}, {sizes}"
     return KeyFigure(name, format_share(pipeline.bubble_fraction), beside)
 
 

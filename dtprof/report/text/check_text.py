@@ -1,12 +1,11 @@
 """The check of a run against thresholds: a line each, failures first."""
 
-import textwrap
 from collections.abc import Sequence
 
 from dtprof.analysis.comparison.thresholds import CONFIDENCE, FINDINGS, SLOWDOWN, ThresholdResult
 from dtprof.formatting import format_bytes, format_ns, format_rate, join_lines
+from dtprof.report.text.labelled_lines import wrap_text
 
-WIDTH = 80
 _ORDER = ("failed", "unknown", "passed")
 
 
@@ -15,12 +14,7 @@ def check_text(run: str, results: Sequence[ThresholdResult], *, passed: bool, al
     lines: list[str] = []
     for result in sorted(results, key=lambda result: _ORDER.index(result.outcome)):
         word = result.outcome.upper() if result.outcome == "failed" else result.outcome
-        lines += textwrap.wrap(
-            f"{word:<8} {result.option}: {_describe(result)}",
-            WIDTH,
-            subsequent_indent=" " * 9,
-            break_on_hyphens=False,
-        )
+        lines += wrap_text(f"{word:<8} {result.option}: {_describe(result)}", indent=" " * 9)
     counts = {outcome: sum(result.outcome == outcome for result in results) for outcome in _ORDER}
     allowed = " (allowed)" if allow_unknown else ""
     parts = [

@@ -1,13 +1,12 @@
 """A comparison of two runs in text of 80 columns: the steps in a sentence, the differences in a table."""
 
 import shlex
-import textwrap
 from collections.abc import Sequence
 
 from dtprof.analysis.comparison.comparison_series import BUBBLE_FRACTION, COLLECTIVES, JOB, RANKS, STEP, Figure
 from dtprof.analysis.comparison.run_comparison import PEAK, Comparison, FigureChange, RunSide
 from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, join_lines, plural, shorten
-from dtprof.report.text.labelled_lines import WIDTH, labelled
+from dtprof.report.text.labelled_lines import WIDTH, labelled, wrap_text
 
 LABEL = 13
 """As wide as "not compared" and a blank."""
@@ -114,7 +113,7 @@ def _table_lines(result: Comparison, table: str) -> list[str]:
 
 
 def _sentence(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, break_on_hyphens=False)
+    return wrap_text(text)
 
 
 def _is_small(change: FigureChange, step: FigureChange | None) -> bool:

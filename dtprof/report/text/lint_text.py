@@ -1,9 +1,8 @@
 """Findings of lint as text, one paragraph each."""
 
-import textwrap
-
 from dtprof.formatting import join_lines, plural
 from dtprof.lint.lint_findings import LintFinding, LintResult
+from dtprof.report.text.labelled_lines import wrap_text
 
 WIDTH = 110
 
@@ -37,10 +36,4 @@ def _lines(finding: LintFinding) -> list[str]:
 
 
 def _wrapped(label: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        label + text,
-        WIDTH,
-        subsequent_indent=" " * max(2, len(label)),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrap_text(label + text, WIDTH, indent=" " * max(2, len(label)), break_long_words=False)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from dtprof.analysis.comparison.overhead_pairs import ConfidenceInterval, OverheadResult, OverlapCheck, Quantity
 from dtprof.analysis.results import Overhead
-from dtprof.formatting import format_fraction, format_ns, format_table, join_lines, shorten
+from dtprof.formatting import format_fraction, format_ns, format_table, join_lines, plural, shorten
 from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
 
 _NAMES = {
@@ -23,7 +23,7 @@ def overhead_text(
     """Return the text."""
     counted = f"{result.num_pairs} pairs"
     if result.num_ranks:
-        counted += f"; {result.num_ranks} ranks, {result.num_steps} steps a run"
+        counted += f"; {plural(result.num_ranks, 'rank')}, {plural(result.num_steps, 'step')} a run"
     lines = [
         *labelled("command", shorten(shlex.join(command), WIDTH - LABEL)),
         *labelled("measured", counted),

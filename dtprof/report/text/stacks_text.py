@@ -22,7 +22,10 @@ def stacks_text(stacks: Sequence[RankStack], *, all_threads: bool, notes: Sequen
         lines += _frames(group.frames, differs_from=groups[-1] if group.shared else None, shared=group.shared)
     if len(groups) > MOST_GROUPS:
         rest = [rank for group in groups[MOST_GROUPS:] for rank in group.ranks]
-        lines += ["", f"{len(groups) - MOST_GROUPS} more stacks, of {list_ranks(sorted(rest))}: --json prints all"]
+        lines += [
+            "",
+            f"{plural(len(groups) - MOST_GROUPS, 'more stack')}, of {list_ranks(sorted(rest))}: --json prints all",
+        ]
     unread = [stack for stack in stacks if not stack.threads]
     if unread:
         lines += ["", *(f"rank {stack.rank} (pid {stack.pid}): no stack: {stack.reason}" for stack in unread)]
@@ -38,7 +41,10 @@ def _headline(stacks: Sequence[RankStack], groups: Sequence[StackGroup]) -> str:
         return f"no stack of {plural(len(stacks), 'rank')} can be read"
     if len(groups) == 1:
         return f"{list_ranks(groups[0].ranks)}: the main thread is at the same line"
-    return f"{read} ranks, {len(groups)} different stacks of the main thread; those with the fewest ranks first"
+    return (
+        f"{plural(read, 'rank')}, {plural(len(groups), 'different stack')} of the main thread; "
+        "those with the fewest ranks first"
+    )
 
 
 def _state_of(group: StackGroup, stacks: Sequence[RankStack]) -> str:

@@ -156,11 +156,14 @@ def _step_lines(summary: Summary) -> list[str]:
         return labelled("steps", f"{steps.count} completed on every rank; none has both a recorded start and end")
     first, last = steps.used
     spread = steps.duration_ns
-    lines = labelled(
-        "steps",
-        f"{steps.count}, figures from {first} to {last}: median {format_ns(spread.median)}"
-        f" (p10 {format_ns(spread.p10)}, p90 {format_ns(spread.p90)})",
-    )
+    text = f"{steps.count}, figures from {first}"
+    if first == last:  # one has no spread
+        text += f" alone: {format_ns(spread.median)}"
+    else:
+        text += (
+            f" to {last}: median {format_ns(spread.median)} (p10 {format_ns(spread.p10)}, p90 {format_ns(spread.p90)})"
+        )
+    lines = labelled("steps", text)
     return lines + labelled("times", summary.clock_words) if summary.device.ranks else lines
 
 
@@ -294,8 +297,9 @@ def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
         return []
     theory = "" if pipeline.theory_fraction is None else f" (theory {format_fraction(pipeline.theory_fraction)})"
     text = (
-        f"{pipeline.schedule}, {pipeline.stages} stages on {pipeline.ranks} ranks, {pipeline.microbatches} "
-        f"microbatches: bubble {format_fraction(pipeline.bubble_fraction)} of its window{theory}"
+        f"{pipeline.schedule}, {plural(pipeline.stages, 'stage')} on {plural(pipeline.ranks, 'rank')}, "
+        f"{plural(pipeline.microbatches, 'microbatch')}: "
+        f"bubble {format_fraction(pipeline.bubble_fraction)} of its window{theory}"
     )
     if pipeline.parts is not None:
         text += f": {_shares({name.replace('_', ' '): part for name, part in pipeline.parts.items()})}"
@@ -312,7 +316,11 @@ def _shares(parts: Mapping[str, float]) -> str:
 
 def _straggler_lines(summary: Summary) -> list[str]:
     if not summary.stragglers:
-        return labelled("stragglers", "none found") if summary.steps.used and summary.collectives else []
+        return (
+            labelled("stragglers", "none: no rank is late in most steps")
+            if summary.steps.used and summary.collectives
+            else []
+        )
     lines = labelled("stragglers", _straggler(summary.stragglers[0]))
     if len(summary.stragglers) > 1:
         others = list_ranks(straggler.rank for straggler in summary.stragglers[1:])

@@ -1,10 +1,9 @@
 """A verdict in under 25 lines of text."""
 
-import textwrap
-
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.formatting import format_fraction, join_lines, list_ranks, plural
 from dtprof.records.tables import Site
+from dtprof.report.text.labelled_lines import wrap_text
 
 WIDTH = 100
 MAX_LINES = 24
@@ -45,11 +44,9 @@ def _site_lines(label: str, sites: dict[int, Site]) -> list[str]:
     for rank, site in sites.items():
         places.setdefault(site, []).append(rank)
     lines = [f"{label}: {list_ranks(ranks)} at {s.file}:{s.line} ({s.function})" for s, ranks in places.items()]
-    return lines if len(lines) <= 3 else [*lines[:3], f"{label}: and {len(lines) - 3} more places"]
+    return lines if len(lines) <= 3 else [*lines[:3], f"{label}: and {plural(len(lines) - 3, 'more place')}"]
 
 
 def _wrapped(label: str, text: str) -> list[str]:
     indent = " " * max(2, len(label))
-    return textwrap.wrap(
-        label + text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    ) or [label]
+    return wrap_text(label + text, WIDTH, indent=indent, break_long_words=False) or [label]

@@ -16,7 +16,7 @@ from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, ArgumentTable, Dump, UnfinishedOperation
 from dtprof.errors import NotADumpError
-from dtprof.formatting import list_ranks
+from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import COLLECTIVE, checksum, line_of, split_by_group
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import ChannelEnd, LazyOperations, Operation, RankCollectives
@@ -306,8 +306,8 @@ def _members(dumps: dict[int, Dump], keys: Keys, groups: dict[GroupId, Group]) -
     if len(worlds) > 1:
         (ours, one), (theirs, other), *_ = sorted(worlds.items(), key=lambda item: item[1])
         raise NotADumpError(
-            f"{dumps[one].path} is of a job of {len(ours)} ranks, {dumps[other].path} of one of {len(theirs)}; "
-            "expected dumps of one job and one attempt. Give those only."
+            f"{dumps[one].path} is of a job of {plural(len(ours), 'rank')}, {dumps[other].path} of one of "
+            f"{len(theirs)}; expected dumps of one job and one attempt. Give those only."
         )
     return tuple(sorted({rank for key in set(keys.values()) for rank in key.ranks} | set(dumps)))
 

@@ -7,6 +7,7 @@ anything. It does not tell what a rank does outside them, nor which groups there
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.log_facts import MAX_RANK, Exit, Facts, Order, Trace
 from dtprof.diagnosis.logged_job import TERMINATED, LoggedJob, ranks_by_process, simple_type, view
+from dtprof.formatting import plural
 from dtprof.job.world_size import resolve_world_size
 from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Manifest, ProcessExit
 
@@ -28,7 +29,7 @@ def gather_attempt(facts: Facts, problems: tuple[str, ...] = ()) -> JobState:
     seen |= set(job.exits) | job.left_in_order(job.known)
     ranks = sorted(rank for rank in seen if rank < MAX_RANK)
     if facts.left_out:
-        problems = (*problems, f"{facts.left_out} more lines of these kinds were not kept")
+        problems = (*problems, f"{plural(facts.left_out, 'more line')} of these kinds not kept")
     if job.notes("folded"):
         problems = (*problems, "Ray folded lines of several ranks into one: set RAY_DEDUP_LOGS=0 next time")
     size = resolve_world_size([facts.world_size], job.known)
