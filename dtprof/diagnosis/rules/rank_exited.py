@@ -23,6 +23,7 @@ def find_exited(case: Case) -> Iterator[Finding]:
         return
     sites = last_sites_of(job.ranks[rank] for rank in culprits)
     steps = {rank: job.ranks[rank].steps for rank in culprits}
+    made = {rank: f" after {plural(count, 'step')}" if count is not None else "" for rank, count in steps.items()}
     yield exit_finding(
         "rank-exited",
         f"{capitalised(culprits)} exited with status 0",
@@ -31,9 +32,8 @@ def find_exited(case: Case) -> Iterator[Finding]:
         job,
         confidence=0.95,
         evidence=tuple(
-            f"rank {rank}: exited without an error after {plural(steps[rank], 'step')}; "
-            f"its last record is{at_line(sites.get(rank))}"
-            for rank in culprits
+            f"rank {rank}: exited without an error{after}; its last record is{at_line(sites.get(rank))}"
+            for rank, after in made.items()
         ),
         advice=(
             "Every rank must make the same collectives: look for an early return, break or exit, "

@@ -243,7 +243,7 @@ FAULTS: list[tuple[str, str, Change, tuple[str, ...], tuple[int, ...], str]] = [
         (3,),
         "2 memory errors",
     ),
-    ("gpu-health", "error", lambda c: c.probes[2].gpus.pop(), ("node1",), (), "1 GPUs, other hosts 2"),
+    ("gpu-health", "error", lambda c: c.probes[2].gpus.pop(), ("node1",), (), "1 GPU, other hosts 2"),
     (
         "gpu-health",
         "warning",

@@ -57,7 +57,7 @@ def test_a_job_in_which_nothing_gains_gets_no_advice(tmp_path: Path) -> None:
     assert found is not None
     assert found.fix == ()
     assert found.gain is None
-    assert found.reason.endswith("replayed none gains beyond noise")
+    assert found.reason.endswith("replayed, no gain beyond noise")
 
 
 def test_steps_that_are_too_long_to_replay_beside_the_summary_are_not(
