@@ -16,13 +16,14 @@ from dtprof.monitor.run_monitor import JobSnapshot, Monitor
 from dtprof.monitor.terminal.top_screen import WIDTH, render_reading, render_screen
 
 INTERVAL_S = 1.0
-FEWEST_LINES = 10
+MOST_HEAD_LINES = 100
+"""More than alarms, advice and the facts of a job take above its ranks."""
 
 
 def print_once(monitor: Monitor) -> JobSnapshot:
     """Print one screen of all ranks; return what it shows."""
     snapshot = monitor.poll()
-    lines = max(FEWEST_LINES, len(snapshot.ranks) + len(snapshot.alarms) + FEWEST_LINES)
+    lines = MOST_HEAD_LINES + len(snapshot.ranks)
     console = Console(width=WIDTH)
     with console.capture() as screen:
         console.print(render_screen(snapshot, monitor.run, height=lines, keys=""))
