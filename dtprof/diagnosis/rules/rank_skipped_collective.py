@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from dtprof.job.own_pattern import MAX_ALIKE, keeps_pattern, usual_operation
 from dtprof.records import codes
 from dtprof.records.tables import Array, Site
 
+OR_SWAPPED = "it may as well have made the two calls in the other order: it issued nothing after the one it waits in"
 MAX_CALLERS = 4
 """Frames of a stack, from the caller of the innermost on, whose source is looked at."""
 MAX_ROUND = 512
@@ -58,6 +59,10 @@ def find_skip(case: Case) -> Iterator[Finding]:
         # Where more than half went on alike, the reference made a call too many: no skip.
         if len(culprits) <= (len(others) + 1) // 2:
             found = _skip_finding(job, earliest, culprits, confidence=0.95 if len(others) > 1 else 0.8)
+            if all(_may_have_swapped(job, reference, earliest, job.ranks[rank]) for rank in culprits):
+                found = replace(
+                    found, confidence=0.7 if len(others) > 1 else 0.6, evidence=(*found.evidence, OR_SWAPPED)
+                )
             if all(skips[rank].fits_steps for rank in culprits):
                 yield found
                 return
@@ -65,6 +70,26 @@ def find_skip(case: Case) -> Iterator[Finding]:
                 questionable = questionable or found
     if questionable is not None:
         yield questionable
+
+
+def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, rank: RankState) -> bool:
+    """Say whether a rank that waits in the call after the skipped one may have made the two in the other order.
+
+    It issued nothing after what precedes both but the call that it waits in. Where the source can be read, and the two
+    are at different lines, a round reaches these in one order alone unless the source says otherwise.
+    """
+    now = rank.first_blocking
+    newest = rank.operations[-2:]
+    at = next((i for i in range(len(reference.operations) - 1, -1, -1) if reference.operations[i] == skipped), 0)
+    if now is None or len(newest) < 2 or newest[1] != now or at < 1:
+        return False
+    if newest[0].label != reference.operations[at - 1].label:
+        return False
+    behind = job.place_in_source(now.site)
+    if behind is None or skipped.site is None or now.site is None or job.place_in_source(skipped.site) is None:
+        return True
+    is_one_line = (skipped.site.file, skipped.site.line) == (now.site.file, now.site.line)
+    return is_one_line or skipped.site.line in {line for _, line in behind.following}
 
 
 def find_left_loop(case: Case) -> Iterator[Finding]:

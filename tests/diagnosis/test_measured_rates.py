@@ -1,0 +1,55 @@
+"""Findings on runs are as sure as findings of their class were right on generated programs."""
+
+import pytest
+
+from dtprof.diagnosis.findings import Finding
+from dtprof.diagnosis.job_state import SourcePlace
+from dtprof.diagnosis.measured_rates import RATES, with_measured_rate
+from dtprof.diagnosis.rules import KINDS
+from dtprof.diagnosis.rules.rank_skipped_collective import OR_SWAPPED
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import build_job, found_by
+
+
+@pytest.mark.parametrize(
+    ("sources", "grade", "sure"),
+    [
+        (("run",), 0.9, 0.5),
+        (("run",), 0.8, 0.8),  # of this class nothing was measured
+        (("log",), 0.9, 0.9),
+        (("run", "log"), 0.9, 0.9),
+    ],
+)
+def test_a_measured_rate_takes_the_place_of_the_grade_of_a_run_alone(
+    sources: tuple[str, ...], grade: float, sure: float
+) -> None:
+    finding = Finding(kind="rank-stuck", summary="", culprit_ranks=(), confidence=grade)
+    assert with_measured_rate(finding, sources, {("rank-stuck", 0.9): 0.5}).confidence == sure
+
+
+def test_rates_are_of_known_kinds_and_of_nothing_for_certain() -> None:
+    assert {kind for kind, _ in RATES} <= set(KINDS)
+    assert all(0.5 < rate <= 0.97 for rate in RATES.values())
+
+
+def at_lines(first: int, second: int, *, following: frozenset[tuple[str, int]] | None) -> tuple[float, bool]:
+    """Return how sure a skip of the first of two calls is, and whether it may be a swap."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        one, two = rank.site("all_reduce", line=first), rank.site("broadcast", line=second)
+        for t in (0, 100):
+            rank.op("all_reduce", t, t + 9, site=one, nbytes=8)
+            rank.op("broadcast", t + 20, t + 29, site=two, nbytes=8, peer=0)
+        if rank.rank == 1:
+            rank.op("broadcast", 200, site=two, nbytes=8, peer=0)
+        else:
+            rank.op("all_reduce", 200, site=one, nbytes=8)
+    place = SourcePlace(in_loop=True, following=following) if following is not None else None
+    (finding,) = found_by("rank_skipped_collective", build_job(ranks, find_place=lambda *_: place))[:1]
+    return finding.confidence, OR_SWAPPED in finding.evidence
+
+
+def test_a_skip_may_be_a_swap_unless_the_source_orders_the_two_calls() -> None:
+    assert at_lines(10, 11, following=None) == (0.7, True)
+    assert at_lines(10, 11, following=frozenset()) == (0.95, False)
+    assert at_lines(10, 11, following=frozenset({("all_reduce", 10)})) == (0.7, True)
