@@ -35,6 +35,8 @@ PAUSE_S = 60.0
 """Between two samplings."""
 FEWEST_SAMPLES, MIN_EXCESS = 20, 0.1
 """Of a profile, and the share of the samples that the late rank has more of at the line."""
+MOSTLY = 0.5
+"""Share of its time from which on the processor's time of a process is that of a line."""
 IDLE_SHARE = 0.25
 """Of a core: below, a process waits."""
 FILES_BYTES_A_SECOND = 1 << 20
@@ -104,18 +106,40 @@ def compare_profiles(late: Profile, on_time: Profile) -> Difference | None:
     )
 
 
-def describe_work(difference: Difference, before: WorkCounters, after: WorkCounters) -> str:
-    """Describe the activity of a process at a line."""
+@dataclass(frozen=True, kw_only=True)
+class WorkRates:
+    """Work of a process while it was sampled; None where the kernel does not tell."""
+
+    cores: float | None = None
+    bytes_per_s: float | None = None  # read and written: the messages of gloo, too
+
+    @classmethod
+    def between(cls, before: WorkCounters, after: WorkCounters) -> "WorkRates":
+        """Return the rates between two readings, `SAMPLE_S` apart."""
+        return cls(
+            cores=None if before.cpu_s is None or after.cpu_s is None else (after.cpu_s - before.cpu_s) / SAMPLE_S,
+            bytes_per_s=None
+            if before.io_bytes is None or after.io_bytes is None
+            else (after.io_bytes - before.io_bytes) / SAMPLE_S,
+        )
+
+
+def describe_work(difference: Difference, late: WorkRates, on_time: WorkRates) -> str:
+    """Describe the activity of a late process at a line, as far as its counters tell.
+
+    Both processes send the same messages: only what the late one reads and writes beyond the other is its own. The
+    processor's time is that of the whole process: it tells of a line at which the process mostly is.
+    """
     if _LOADER in difference.inner_file:
         return "it waits for its data loader"
-    if before.io_bytes is not None and after.io_bytes is not None:
-        rate = (after.io_bytes - before.io_bytes) / SAMPLE_S
-        if rate >= FILES_BYTES_A_SECOND:
-            return f"it reads and writes files or pipes, {rate / 1e6:,.0f} MB a second"
+    if late.bytes_per_s is not None and on_time.bytes_per_s is not None:
+        beyond = late.bytes_per_s - on_time.bytes_per_s
+        if beyond >= FILES_BYTES_A_SECOND:
+            return f"it reads and writes files or pipes, {beyond / 1e6:,.0f} MB a second"
     inner = "" if is_user_file(difference.inner_file) else f" in {difference.inner_function}"
-    if before.cpu_s is None or after.cpu_s is None:
+    share = late.cores
+    if share is None or difference.share < MOSTLY:
         return f"what it does{inner} is not known"
-    share = (after.cpu_s - before.cpu_s) / SAMPLE_S
     if share < IDLE_SHARE:
         return f"it sleeps or waits{inner}, using {format_fraction(share, 0)} of a core"
     return f"it computes{inner}, using {format_fraction(share, 0)} of a core"
@@ -162,7 +186,7 @@ class LateRanks:
         pids = [arrivals.pids.get(rank, 0) for rank in (lateness.late, lateness.on_time)]
         if spy is None or not all(pids):
             return
-        before = read_work_counters(pids[0])
+        before = [read_work_counters(pid) for pid in pids]
         with tempfile.TemporaryDirectory(prefix="dtprof-late-") as folder:
             files = [Path(folder) / str(pid) for pid in pids]
             running = [_start(spy, pid, file) for pid, file in zip(pids, files, strict=True)]
@@ -175,7 +199,7 @@ class LateRanks:
                 for process in running:
                     process.kill()
                     process.wait()
-            after = read_work_counters(pids[0])
+            after = [read_work_counters(pid) for pid in pids]
             profiles = [read_profile(file.read_text(errors="replace")) if file.exists() else None for file in files]
         late, on_time = profiles
         found = compare_profiles(late, on_time) if late is not None and on_time is not None else None
@@ -186,7 +210,7 @@ class LateRanks:
             "rank": lateness.late,
             "on_time": lateness.on_time,
             "samples": late.samples,
-            "does": describe_work(found, before, after),
+            "does": describe_work(found, *map(WorkRates.between, before, after)),
             **asdict(found),
         }
         with (self._folder / paths.LATENESS).open("a", encoding="utf-8") as file:

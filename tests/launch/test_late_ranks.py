@@ -7,6 +7,7 @@ import pytest
 
 from dtprof.launch.late_ranks import (
     Difference,
+    WorkRates,
     compare_profiles,
     describe_work,
     read_profile,
@@ -49,7 +50,20 @@ def test_what_a_late_rank_does_is_said_by_its_work(
         file="/home/me/train.py", line=5, function="load", share=0.5, inner_file=inner[0], inner_function=inner[1]
     )
     before, after = WorkCounters(cpu_s=1.0, io_bytes=0), WorkCounters(cpu_s=1.0 + cpu_s, io_bytes=io_bytes)
-    assert describe_work(place, before, after) == words
+    assert describe_work(place, WorkRates.between(before, after), WorkRates(bytes_per_s=0.0)) == words
+
+
+def test_messages_that_both_ranks_send_are_no_files_and_a_short_stay_tells_no_work() -> None:
+    place = Difference(
+        file="/home/me/train.py",
+        line=5,
+        function="load",
+        share=0.14,
+        inner_file="/home/me/train.py",
+        inner_function="f",
+    )
+    both = WorkRates(cores=0.8, bytes_per_s=13e6)
+    assert describe_work(place, both, both) == "what it does is not known"  # 80 % of a core elsewhere, as a rule
 
 
 def test_the_newest_sampled_line_of_a_rank_counts_and_damaged_rows_are_left_out(tmp_path: Path) -> None:
@@ -59,4 +73,4 @@ def test_the_newest_sampled_line_of_a_rank_counts_and_damaged_rows_are_left_out(
     (tmp_path / "node-a" / paths.LATENESS).write_text("".join(json.dumps(each) + "\n" for each in rows))
     lines = read_late_lines(tmp_path)
     assert list(lines) == [1]
-    assert lines[1].words == "at a.py:4 (f) for 50 % of its time more: it computes"
+    assert lines[1].words == "at a.py:4 (f), 50 % of its time longer than a rank that is on time: it computes"

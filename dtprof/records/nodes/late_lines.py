@@ -20,9 +20,10 @@ class SampledLine:
 
     @property
     def words(self) -> str:
-        """Say it."""
+        """Say where it is, for how much longer than the other, and what it does there."""
         share = format_fraction(self.share, 0)
-        return f"at {self.file}:{self.line} ({self.function}) for {share} of its time more: {self.does}"
+        place = f"{self.file}:{self.line} ({self.function})"
+        return f"at {place}, {share} of its time longer than a rank that is on time: {self.does}"
 
 
 def read_late_lines(run: Path) -> dict[int, SampledLine]:

@@ -343,7 +343,7 @@ def _straggler_lines(summary: Summary) -> list[str]:
 
 def _straggler(straggler: StragglerResult) -> str:
     blame = straggler.blame_ns_per_step
-    cost = f", the others wait {format_ns(blame)} a step for it" if blame is not None else ""
+    cost = f", the others together wait {format_ns(blame)} a step for it" if blame is not None else ""
     slowdown = f" ({straggler.slowdown:.2f}x)" if straggler.slowdown else ""
     where = f", slow {straggler.phase_words}" if straggler.phase else ""
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
