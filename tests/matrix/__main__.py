@@ -51,7 +51,12 @@ def try_pair(python: str, torch: str, folder: Path, wheel: Path | None = None) -
             if done.returncode != 0:
                 last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
                 return {"python": python, "torch": torch, "failed": last}
-        compiled = any(place.glob("cache/native/*/*.so"))
+        # A torch with NCCL has the hook of the wheel copied into the cache, beside a library that is compiled there.
+        shipped = {
+            hook.read_bytes() for hook in place.glob("lib/*/site-packages/dtprof/capture/native/prebuilt/*/*.so")
+        }
+        hooks = place.glob("cache/native/*/dtprof_native_hook.so")
+        compiled = any(hook.read_bytes() not in shipped for hook in hooks)
         return {**json.loads(done.stdout.splitlines()[-1]), "compiled": compiled}
     finally:
         shutil.rmtree(place, ignore_errors=True)

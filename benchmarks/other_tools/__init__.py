@@ -1,0 +1,1 @@
+"""What other tools say of the jobs that dtprof diagnoses."""
