@@ -1,10 +1,12 @@
-"""Callbacks that mark the steps and phases of a trainer which owns the loop: of Lightning, and of transformers.
+"""Marks of steps and phases where a framework has the loop or its calls: Lightning, transformers, Accelerate.
 
 dtprof needs neither of them. They say what it otherwise infers: that a step of the trainer, which may run several
 optimizers, is one step, and which time is validation. Where dtprof does not record, they cost a call a step.
 """
 
+import functools
 from importlib import import_module
+from types import MethodType
 from typing import Any
 
 from dtprof import marks
@@ -73,7 +75,9 @@ def lightning_callback() -> Any:
 
 
 def transformers_callback() -> Any:
-    """Return a callback for `transformers.Trainer(callbacks=[...])`, also of TRL's trainers: a step for each of theirs.
+    """Return a callback for `transformers.Trainer(callbacks=[...])`, also of TRL's trainers: steps, and validation.
+
+    A step ends where one of the Trainer's does. Evaluation that the Trainer starts itself is the phase `validation`.
 
     Raises:
         ImportError: transformers is not installed.
@@ -81,10 +85,66 @@ def transformers_callback() -> Any:
     base = import_module("transformers").TrainerCallback
 
     class MarkingCallback(base):  # type: ignore[misc,valid-type]
-        """Marks steps for dtprof."""
+        """Marks steps and phases for dtprof."""
 
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def __init__(self) -> None:
+            super().__init__()
+            self._open: marks.Phase | None = None
+
+        def _begin(self, control: Any) -> None:
+            if control.should_evaluate and self._open is None:
+                self._open = marks.phase("validation").__enter__()
+
+        def _begin_unless_logging(self, control: Any) -> None:
+            # The Trainer logs before it evaluates, and gathers the loss of all ranks for it.
+            if not control.should_log:
+                self._begin(control)
+
+        def on_step_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
             """End a step, once for all its accumulated batches."""
             marks.step()
+            self._begin_unless_logging(control)
+
+        def on_epoch_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+            """Begin the evaluation of an epoch."""
+            self._begin_unless_logging(control)
+
+        def on_log(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+            """Begin the evaluation that follows."""
+            self._begin(control)
+
+        def on_prediction_step(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+            """Begin the evaluation that another callback asked for, after its first batch."""
+            self._begin(control)
+
+        def on_evaluate(self, *_: Any, **__: Any) -> None:
+            """End the evaluation."""
+            if self._open is not None:
+                self._open.__exit__(None)
+                self._open = None
 
     return MarkingCallback()
+
+
+def mark_accelerate(accelerator: Any, optimizer: Any) -> None:
+    """Mark the steps of a loop by Accelerate, and calls of its Accelerator as phases.
+
+    A step ends where the optimizer steps and gradients are not only accumulated, also where a scaler skips it. The
+    phases have the names of the calls: `gather_for_metrics`, `save_state`, `load_state`.
+
+    Args:
+        accelerator: The `accelerate.Accelerator`.
+        optimizer: As `accelerator.prepare` returned it; of several the one that steps last.
+    """
+
+    def step(_: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        if accelerator.sync_gradients:
+            marks.step()
+        return result
+
+    original = optimizer.step
+    # Schedulers of torch ask a step for the function under it, and for their own mark on it.
+    optimizer.step = MethodType(functools.wraps(original)(step), optimizer)
+    for name in ("gather_for_metrics", "save_state", "load_state"):
+        setattr(accelerator, name, marks.phase(name)(getattr(accelerator, name)))
