@@ -32,18 +32,20 @@ class Categories:
         """Time spent on measuring the watched step so far: each of its backward passes adds to it."""
         self._baseline: int | None = None
         self._activations: int | None = None
+        self._gradients: int | None = None
 
     def install(self, spans: Spans) -> None:
-        """Hook forward and backward passes."""
+        """Hook forward and backward passes, and steps of optimizers."""
         self._forward.before_forward(self._before_forward)
         spans.before(events.BACKWARD, self._before_backward)
+        spans.before(events.OPTIMIZER, self._before_optimizer)
 
     @fence.fenced("the memory of activations")
     def watch(self, watching: bool) -> None:
         """Watch the step that begins, or stop watching."""
         self.watching = watching
         self.cost_ns = 0
-        self._baseline = self._activations = None
+        self._baseline = self._activations = self._gradients = None
 
     @fence.fenced("the memory of activations")
     def _before_forward(self) -> None:
@@ -62,10 +64,21 @@ class Categories:
                     grown = held - self._gradient_bytes() - self._baseline
                     self._activations = max(self._activations or 0, grown)
 
+    @fence.fenced("the memory of gradients")
+    def _before_optimizer(self) -> None:
+        if self.watching:
+            with self._timed():
+                self._gradients = max(self._gradients or 0, self._gradient_bytes())
+
     def at_step_end(self) -> dict[str, int]:
-        """Return the bytes held by each known category."""
+        """Return the bytes held by each known category; of gradients what optimizers stepped.
+
+        A step may end behind the optimizer, where a program has freed its gradients.
+        """
         with self._timed():
             held = self.held()
+        if held and self._gradients is not None:
+            held["gradients"] = max(held["gradients"], self._gradients)
         if self._activations is not None:
             held["activations"] = self._activations
         return held

@@ -1,0 +1,47 @@
+"""Memory by category at the end of a step."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dtprof.capture.forward_passes import Forward
+from dtprof.capture.memory_categories import Categories
+from dtprof.capture.spans import Spans
+from dtprof.records import events
+
+
+class Hooks:
+    """Calls what is to precede a phase."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, Any] = {}
+
+    def before(self, phase: str, call: Any) -> None:
+        self.calls[phase] = call
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_gradients_are_those_that_the_optimizer_stepped_wherever_the_step_ends(*, freed: bool) -> None:
+    hooks: Any = Hooks()
+    spans: Spans = hooks
+    roots = SimpleNamespace(steps_copies=[], models=[])
+    forward: Any = SimpleNamespace(roots=roots, wrappers=[], before_forward=lambda _: None)
+    of_forward: Forward = forward
+    categories = Categories(of_forward, lambda: 0)
+    categories.install(spans)
+    weights = torch.zeros(100, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    categories.optimizers.add(optimizer)
+    categories.watch(True)
+    weights.sum().backward()
+    hooks.calls[events.OPTIMIZER]()
+    optimizer.step()
+    if freed:
+        optimizer.zero_grad()
+    assert categories.at_step_end()["gradients"] == 400
+    categories.watch(True)
+    if not freed:
+        optimizer.zero_grad()
+    assert categories.at_step_end()["gradients"] == 0  # of a step without an optimizer's
