@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dtprof.analysis.memory.memory_formulas import activation_bytes
+from dtprof.analysis.memory.memory_formulas import TOLERANCE, activation_bytes
 from dtprof.analysis.pipeline.bubbles import NO_PIPELINE
 from dtprof.analysis.rank_reductions import RankFacts, RankReduction
 from dtprof.analysis.results import CollectiveResult
@@ -266,6 +266,18 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
         )
     if "communication" in unknown:
         caveats.append("memory: buffers of communication are known under DDP and FSDP only")
+    several = [fact.rank for fact in facts if fact.model_share.is_of_several]
+    if several:
+        caveats.append(
+            f"memory formula: {list_ranks(several)} hold models that are sharded differently, by DDP and by another "
+            "framework, and which memory is whose is not recorded"
+        )
+    unsharded = [fact for fact in facts if _holds_less_than_all(fact)]
+    if unsharded:
+        caveats.append(
+            f"memory formula: nothing says whether {list_ranks(fact.rank for fact in unsharded)} shard the model's "
+            "state; the formula is that of all of Adam's, and they hold less"
+        )
     known = [activation_bytes(fact.model_share) is not None for fact in facts]
     if "activations" not in unknown and not all(known) and (any(known) or any(map(_is_tensor_parallel, facts))):
         caveats.append(
@@ -273,6 +285,12 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
             "takes"
         )
     return caveats
+
+
+def _holds_less_than_all(fact: RankFacts) -> bool:
+    """Check that a rank keeps optimizer state, less than two moments of its parameters, and nobody said who shards."""
+    state, parameters = (fact.memory_categories.get(name) or 0 for name in ("optimizer_state", "parameters"))
+    return not fact.model_share.is_told and 0 < state < (1 - TOLERANCE) * 2 * parameters
 
 
 def _is_tensor_parallel(fact: RankFacts) -> bool:

@@ -134,6 +134,27 @@ def test_other_optimizers_and_frozen_parameters_break_an_assumption() -> None:
     assert unknown.memory_assumptions[0].holds is None  # some other framework may spread it
 
 
+def formula_caveats(summary: Summary) -> list[str]:
+    return [caveat for caveat in summary.cannot_tell if caveat.startswith("memory formula")]
+
+
+def test_less_than_the_whole_state_where_nobody_says_who_shards_is_a_caveat() -> None:
+    """A fork of a framework under a name of its own is not recognised: half of Adam's moments are here."""
+    by_nobody, ddp = [("all_reduce", "", "")], [("all_reduce", "ddp", "ddp bucket 0, 4 MiB")]
+    (caveat,) = formula_caveats(holding(by_nobody, parameters=4 * P, state=4 * P))
+    assert "nothing says whether ranks 0-3 shard" in caveat
+    assert not formula_caveats(holding(by_nobody, parameters=4 * P, state=8 * P))
+    assert not formula_caveats(holding(ddp, parameters=4 * P, state=4 * P))  # momentum of SGD: DDP replicates
+
+
+def test_models_that_are_sharded_differently_have_no_formula() -> None:
+    both = [("all_reduce", "ddp", "ddp bucket 0, 4 MiB"), ("all_gather", "fsdp", "fsdp all-gather of root")]
+    summary = holding(both, parameters=4 * P, state=8 * P)
+    (caveat,) = formula_caveats(summary)
+    assert "sharded differently" in caveat
+    assert (summary.ranks[0].memory_formula, summary.memory_assumptions) == (None, ())
+
+
 def test_activations_of_tensor_parallel_layers() -> None:
     # sbh = 1000 values of 16 bits, 2 ranks, 2 layers: 1000 * (10 + 24/2) * 2 = 44,000
     rows = [("all_reduce", "tp", f"tp output of layers.{i}.mlp.down") for i in range(2)]

@@ -35,6 +35,7 @@ class ModelShare:
     scheme: str = "none"
     is_told: bool = False  # by a framework that spreads or replicates the model
     shards: int = 1  # ranks that the state is sharded over, or could be
+    is_of_several: bool = False  # models of this rank, sharded differently: no formula is that of their sum
     holds_whole: bool = False  # zero2: of parameters, all between steps; FSDP holds its shard
     layers: int | None = None  # on this rank, of which `in_flight` microbatches are held
     crossing_values: int | None = None  # batch * sequence * hidden: what crosses tensor-parallel layers
@@ -95,10 +96,18 @@ def _find_scheme(
     tables: RankTables, operations: Array, labels: Sequence[Label], rows: Sequence[Array], counts: Column
 ) -> ModelShare:
     declared = [sharding for sharding in tables.shardings if sharding.scheme in SCHEMES]
+    replicates = any(label.api == "ddp" for label in labels)
     if declared:  # of OSS within ShardedDataParallel the latter, which shards more
         most = max(declared, key=lambda sharding: SCHEMES.index(sharding.scheme))
         is_whole = most.scheme != "zero3"
-        return ModelShare(scheme=most.scheme, is_told=True, shards=max(1, most.shards), holds_whole=is_whole)
+        return ModelShare(
+            scheme=most.scheme,
+            is_told=True,
+            shards=max(1, most.shards),
+            # DDP reduces the gradients of a model whose optimizer's state is sharded, but none that are sharded.
+            is_of_several=replicates and most.scheme in ("zero2", "zero3"),
+            holds_whole=is_whole,
+        )
     gathers, scatters, shards = 0, 0, 0
     for label, row, count in zip(labels, rows, counts.tolist(), strict=True):
         if label.api == "fsdp" and "all-gather of" in label.text:
@@ -107,7 +116,7 @@ def _find_scheme(
             scatters += count
     if gathers:
         again = gathers >= LEAST_GATHERS * scatters
-        return ModelShare(scheme="zero3" if again else "zero2", is_told=True, shards=shards)
+        return ModelShare(scheme="zero3" if again else "zero2", is_told=True, shards=shards, is_of_several=replicates)
     for label, row in zip(labels, rows, strict=True):
         if label.api == "zero" and "broadcast" in label.text:
             return ModelShare(scheme="zero1", is_told=True, shards=_size_of(tables, row))
@@ -172,9 +181,9 @@ def activation_bytes(share: ModelShare) -> int | None:
 
 
 def compare_with_formula(held: Mapping[str, int | None], share: ModelShare) -> MemoryFormula | None:
-    """Return the memory of a rank beside the formulas; None where its parameters are not known."""
+    """Return the memory of a rank beside the formulas; None where its parameters or their sharding are not known."""
     parameters = held.get("parameters")
-    if not parameters:
+    if not parameters or share.is_of_several:
         return None
     is_shard = share.scheme in ("zero2", "zero3") and not share.holds_whole
     whole = parameters * (share.shards if is_shard else 1)
@@ -212,7 +221,7 @@ def _is_mixed(held: Mapping[str, int | None], share: ModelShare) -> bool:
 
 def list_assumptions(ranks: Sequence[tuple[Mapping[str, int | None], ModelShare]]) -> tuple[Assumption, ...]:
     """Return the assumptions of the formulas, and whether each holds in this run."""
-    known = [(held, share) for held, share in ranks if held.get("parameters")]
+    known = [(held, share) for held, share in ranks if held.get("parameters") and not share.is_of_several]
     if not known:
         return ()
     shares = [share for _, share in known]
