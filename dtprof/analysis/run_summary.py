@@ -281,7 +281,8 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions[Found]
             lacks=run.manifest.cannot_tell,
             unlisted=max(0, len(sums) - MAX_LISTED),
         ),
-        critical_path=_critical_path(reductions),
+        # Replicas wait for each other outside the records, if at all.
+        critical_path=_critical_path(reductions) if run.manifest.replicas == 1 else None,
         call_sites=sites,
         communication_phases=sum_by_phase(reduced.sites, num_steps=num_steps, num_ranks=len(facts)),
         message_sizes=list_sizes(reduced.sites, num_steps=num_steps, num_ranks=len(facts)),

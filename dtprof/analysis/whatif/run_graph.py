@@ -78,6 +78,12 @@ def join_lines(
 ) -> Replayable | str:
     """Return the lines of all ranks, of the same steps, as a graph; a sentence where they cannot be replayed."""
     lines = [_with_stage(line, surveys) for line in found]
+    stepless = [line.rank for line in lines if len(line.bounds) < 2]
+    if stepless:
+        return (
+            f"whatif: {list_ranks(stepless)} ended no step; expected the same steps on every rank, which are replayed "
+            "together. Call dtprof.step() on all of them"
+        )
     unknown = sum(line.unknown for line in lines)
     count = unknown + sum(len(line.seq) for line in lines)
     if unknown > MAX_UNKNOWN * max(1, count):

@@ -119,7 +119,9 @@ def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:
         return render_nothing(
             Nothing(
                 why="The critical path is not known.",
-                remedy="It takes steps on one clock whose operations were all seen to complete.",
+                remedy=(
+                    "It takes steps on one clock whose operations were all seen to complete, of a job without replicas."
+                ),
             )
         )
     groups = {group.name: purpose_of(group) for group in source.summary.groups}
