@@ -14,6 +14,7 @@ from dtprof.analysis.whatif.prediction import Prediction, Scenario
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import open_run
 from dtprof.report.text.summary_text import summary_text
+from tests.builders import MemoryRun, RankBuilder
 from tests.synthetic import Job, generate
 
 JOB = Job(dp=4, steps=10, jitter=0.02)
@@ -80,10 +81,25 @@ def test_three_measured_steps_are_too_few(tmp_path: Path) -> None:
 def test_replicas_whose_steps_are_not_the_same_are_not_replayed(tmp_path: Path) -> None:
     generate(tmp_path, replace(JOB, slow={2: 1.3}))
     run = open_run(tmp_path)
-    advice = summarise_advised(replace(run, manifest=replace(run.manifest, replicas=2))).advice
+    summary = summarise_advised(replace(run, manifest=replace(run.manifest, replicas=2)))
+    assert summary.advice is not None
+    assert not summary.advice.fix
+    assert summary.advice.reason.startswith("the run has 2 replicas")
+    assert summary.critical_path is None
+    assert summarise(run).critical_path is not None
+
+
+def test_a_rank_that_never_steps_is_named_where_the_others_cannot_be_replayed_without_it() -> None:
+    """Rank 0 trains, and asks the reward model of rank 1, which steps nothing."""
+    trainer, reward = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2)
+    for begin in range(0, 1000, 100):
+        for rank in (trainer, reward):
+            rank.op("broadcast", begin + 10, begin + 20, nbytes=8)
+        for phase, at in (("forward", 20), ("backward", 40), ("optimizer", 80)):
+            trainer.span(phase, begin + at, begin + at + 10)
+    advice = summarise_advised(MemoryRun([trainer, reward])).advice
     assert advice is not None
-    assert not advice.fix
-    assert advice.reason.startswith("the run has 2 replicas")
+    assert advice.reason.startswith("rank 1 ended no step; expected the same steps on every rank")
 
 
 def test_a_replay_that_misses_the_run_names_no_change() -> None:
