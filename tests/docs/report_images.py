@@ -67,18 +67,23 @@ def write_report(shown: Shown, folder: Path) -> Path:
     return html
 
 
+def take(page: Page, name: str, path: Path, *, dark: bool = False) -> None:
+    """Write a picture of a page of a report."""
+    page.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+    page.emulate(dark=dark, width=WIDTH, height=HEIGHT)
+    page.open(f"#page-{name}")
+    page.driver.save_screenshot(str(path))
+
+
 def render(names: list[str]) -> None:
     """Write the reports of the stored runs, and a picture of each of these pages in both themes."""
     with tempfile.TemporaryDirectory(prefix="dtprof-images-") as name_of_folder:
         folder = Path(name_of_folder)
         with open_browser(folder / "profile") as driver:
-            driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
             for name in names:
                 page = Page(driver, write_report(VIEWS[name], folder))
                 for dark in (False, True):
-                    page.emulate(dark=dark, width=WIDTH, height=HEIGHT)
-                    page.open(f"#page-{name}")
-                    page.driver.save_screenshot(str(image_path(name, dark=dark)))
+                    take(page, name, image_path(name, dark=dark), dark=dark)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""Train with Accelerate a transformers model in eval mode, as `from_pretrained` leaves it."""
+"""Train with Accelerate a transformers model in eval mode, as `from_pretrained` leaves it.
+
+With `marked FOLDER` steps and phases are marked, and the state is saved once.
+"""
+
+import sys
 
 import torch
 from accelerate import Accelerator
@@ -18,12 +23,20 @@ def main() -> None:
     data = TensorDataset(torch.randint(0, VOCABULARY, (192, LENGTH)))
     loader = DataLoader(data, batch_size=4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for (ids,) in loader:
+    if "marked" in sys.argv:
+        from dtprof.integrations import mark_accelerate
+
+        mark_accelerate(accelerator, optimizer)
+    for number, (ids,) in enumerate(loader):
         with accelerator.accumulate(model):
             loss = model(input_ids=ids, labels=ids).loss
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
+        if "marked" in sys.argv:
+            accelerator.gather_for_metrics(loss.detach())
+        if "marked" in sys.argv and number == 11:
+            accelerator.save_state(sys.argv[2])
 
 
 if __name__ == "__main__":
