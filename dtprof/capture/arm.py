@@ -38,6 +38,8 @@ from dtprof.records.replicas import REPLICA_GROUP
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 """Is there where the driver of NVIDIA runs."""
 PR_SET_PTRACER = 0x59616D61
+_LAUNCHER = "torch.distributed.launcher.api"
+"""Module that torchrun and accelerate launch import, and ranks do not."""
 NOT_OPERATIONS = {"check_for_nan"}
 """Operators of c10d that communicate nothing."""
 
@@ -190,8 +192,11 @@ class Process:
     def _record_early_exception(self, error: BaseException) -> None:
         """Open the log of a rank that fails before it trains or joins; an open log has its own exception hook.
 
-        A process that a rank started inherits RANK; the log of that rank already exists then.
+        A process that a rank started inherits RANK; the log of that rank already exists then. A launcher may have the
+        RANK of its node, as operators of Kubernetes set it, and fails where a rank has failed.
         """
+        if _LAUNCHER in sys.modules and "LOCAL_RANK" not in os.environ:
+            return
         folder = paths.rank_folder_name(_number("RANK", 0), _number("TORCHELASTIC_RESTART_COUNT", 0))
         if self._exits is None and not (self._run / folder).exists() and self.recorder(trains=False) is not None:
             self._record_exception(error)

@@ -88,6 +88,19 @@ def test_torch_that_is_only_imported_makes_no_rank(tmp_path: Path) -> None:
     ]
 
 
+def test_launcher_with_the_rank_of_its_node_is_no_rank_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As operators of Kubernetes set it in each pod.
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    program = tmp_path / "train.py"
+    program.write_text("import torch; raise ValueError('at once')")
+    jobs.recorded(tmp_path / "run", jobs.torchrun(1, program), status=1)
+    run = open_run(tmp_path / "run")
+    assert run.ranks == [0]
+
+
 def test_hook_of_another_dtprof_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tag = build.binary_tag("2.13.0")
     monkeypatch.setenv("DTPROF_NATIVE_TAP", str(tmp_path / f"{tag}-0123456789abcdef" / "dtprof_native_hook.so"))
