@@ -299,6 +299,7 @@ class Stragglers:
 
     steps: int  # analysed
     found: "tuple[StragglerResult, ...]"
+    newest_s: float | None = None  # for so long these steps took, the newest of many; None: all were analysed
 
 
 @dataclass(frozen=True, kw_only=True)

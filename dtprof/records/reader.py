@@ -151,10 +151,14 @@ class Run:
 
         What else happened since the first of them is read, too. Older records are as good as not recorded.
         """
-        attempts = (path for folders in self.folders.values() for _, path in folders[-1:])
-        if sum(count_at_most(paths.segment_files(folder)) for folder in attempts) <= operations:
+        if self.count_events() <= operations:
             return self
         return dataclasses.replace(self, cache=None, newest=operations)
+
+    def count_events(self) -> int:
+        """Return at most how many events the newest attempts of all ranks hold."""
+        attempts = (path for folders in self.folders.values() for _, path in folders[-1:])
+        return sum(count_at_most(paths.segment_files(folder)) for folder in attempts)
 
     def kept(self, processes: int = 1) -> "Run":
         """Return the run as one that keeps the ranks it has read, as far as there is room for all processes."""

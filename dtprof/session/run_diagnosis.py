@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
 
 _Fact = TypeVar("_Fact")
+RECENT_SHARES = (8, 64, 512)
+"""One part in so many of a running job's records is searched for a rank that has become slow."""
+RECENT_EVENTS = 16
+"""Of each rank, at least."""
+RECENT_S = 20.0
+"""Shortest time in which a rank has to be late."""
 
 
 def diagnose_run(
@@ -94,6 +100,8 @@ def _diagnose_attempts(
         find_places=lambda file: _read_source(Path(file), run, _read_places),
     )
     last = judge(merge([evidence, *beside]))
+    if summarise is not None and not last.verdict.findings and not run.manifest.ended_realtime_ns:
+        last = _judge_newest(run, executor, evidence, beside) or last
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
         return last.verdict
 
@@ -104,6 +112,39 @@ def _diagnose_attempts(
     numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
     earlier = [number for number in sorted(numbers) if numbers[number] > 1][-MAX_ATTEMPTS:]
     return remember(last, [judge_earlier(number) for number in earlier])
+
+
+def _judge_newest(
+    run: reader.Run, executor: Executor, evidence: JobState, beside: Sequence[JobState]
+) -> Attempt | None:
+    """Return the verdict on the newest steps of a running job, where those show a rank that has become slow.
+
+    Over the whole run a rank that was as fast as the others for hours is not late in most steps.
+    """
+    from dtprof.analysis.run_summary import summarise
+
+    num_events = run.count_events()
+    for share in RECENT_SHARES:
+        recent = num_events // share
+        if recent < RECENT_EVENTS * len(run.ranks):
+            break
+        summary = summarise(run.only_newest(recent), executor)
+        first, last = summary.steps.used or (1, 0)
+        took_s = max((sum(series.duration_ns) for series in summary.step_series), default=0) / 1e9
+        if first > last or took_s < RECENT_S:
+            break  # a rank that is late for a moment is not slow
+        count = last - first + 1
+        stragglers = facts.Stragglers(steps=count, found=summary.stragglers, newest_s=took_s)
+        ranks = {number: replace(rank, blocked_share=None) for number, rank in evidence.ranks.items()}
+        newest = replace(evidence, ranks=ranks, find_stragglers=_constant(stragglers))
+        judged = judge(merge([newest, *beside]))
+        if judged.verdict.findings:
+            return judged
+    return None
+
+
+def _constant(value: _Fact) -> Callable[[], _Fact]:
+    return lambda: value
 
 
 def _observe(run: reader.Run, reads: Iterable[RankRead], *, is_stalled: bool = False) -> HostState:

@@ -1,5 +1,6 @@
 """Ranks are read by workers, or in this process: the verdict is the same."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import pytest
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.sources import recorded_ranks
 from dtprof.job.rank_executor import THIS_PROCESS
+from dtprof.records import paths
 from dtprof.records.reader import open_run
 from dtprof.records.tables import ProcessExit
 from dtprof.session.engines import Engine
 from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import START_NS, RankBuilder, write_run
+from tests.synthetic import Job, Spell, generate
 
 STEPS = 40
 
@@ -75,3 +78,24 @@ def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monke
     monkeypatch.setattr(recorded_ranks, "MIN_COLLECTIVES", 200)
     (whole, *_) = (one.evidence for one in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
     assert len(pickle.dumps(whole)) > held + (81 - 6) * 150, "a row has more than 150 bytes"
+
+
+@pytest.mark.parametrize(
+    ("num_slow", "is_running", "culprits"),
+    # Steps take 240 ms, slow ones 1,440 ms. 30 of those cost a tenth of the run, 36 s of its last 81 s; 3 are a moment.
+    [(30, True, [(1,)]), (3, True, []), (30, False, [])],
+)
+def test_a_rank_that_has_become_slow_late_in_a_long_running_job_is_found(
+    tmp_path: Path, num_slow: int, is_running: bool, culprits: list[tuple[int, ...]]
+) -> None:
+    slow = Spell(ranks=(1,), factor=6.0, first=1500 - num_slow)
+    generate(tmp_path / "run", Job(dp=2, steps=1500, layers=1, layer_ns=80_000_000, spells=(slow,)))
+    if is_running:
+        manifest = tmp_path / "run" / paths.MANIFEST
+        document = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({**document, "ended_realtime_ns": 0, "exit_status": None}))
+    verdict = diagnose_run(tmp_path / "run")
+    assert [finding.culprit_ranks for finding in verdict.findings] == culprits
+    if culprits:
+        assert verdict.findings[0].kind == "slow-rank"
+        assert "over the whole run no rank is late as often" in verdict.findings[0].evidence[-1]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, Stragglers
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_fraction, list_ranks
 from dtprof.records.tables import Site
@@ -63,7 +63,7 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
                 for one in slow
                 if one.sampled is not None
             },
-            evidence=tuple(_list_facts(straggler, stragglers.found)),
+            evidence=(*_list_facts(straggler, stragglers.found), *_list_span(stragglers)),
             advice=(
                 f"Look at what {named} {'does' if alone else 'do'} that the others do not: data, host, other work "
                 "on its cores (dtprof report shows the steps of ranks beside each other).",
@@ -98,6 +98,16 @@ def _list_facts(straggler: "StragglerResult", listed: "tuple[StragglerResult, ..
             f"without it {others} would still be late; without all of them, steps {together:.2f} times as fast"
         )
     return facts
+
+
+def _list_span(stragglers: Stragglers) -> list[str]:
+    """Say which steps show it where that are the newest alone."""
+    if stragglers.newest_s is None:
+        return []
+    return [
+        f"this is what the newest {stragglers.steps:,} steps show, of {stragglers.newest_s:.0f} s; over the whole run "
+        "no rank is late as often"
+    ]
 
 
 def _is_sure(job: JobState, last_share: float, lag_ns: int | None, steps: int) -> bool:
