@@ -156,22 +156,44 @@ def test_pruning_says_first_and_removes_only_runs(tmp_path: Path, capsys: pytest
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new", "old-with-data"]
 
 
-def test_a_policy_keeps_notable_runs_longer_and_a_users_newest() -> None:
-    def facts(name: str, *, age: float, outcome: str = "ended", size: int = 1) -> run_facts.RunFacts:
-        return run_facts.RunFacts(
-            name=name,
-            user="u",
-            hosts=(),
-            command="",
-            started_ns=int(NOW_NS - age * DAY_NS),
-            ended_ns=0,
-            exit_status=0,
-            num_ranks=1,
-            outcome=outcome,
-            summary="",
-            nbytes=size << 30,
-        )
+def facts(name: str, *, age: float, outcome: str = "ended", size: int = 1, user: str = "u") -> run_facts.RunFacts:
+    """Return the facts of a run of so many days ago and so many GiB."""
+    return run_facts.RunFacts(
+        name=name,
+        user=user,
+        hosts=(),
+        command="",
+        started_ns=int(NOW_NS - age * DAY_NS),
+        ended_ns=0,
+        exit_status=0,
+        num_ranks=1,
+        outcome=outcome,
+        summary="",
+        nbytes=size << 30,
+    )
 
+
+def test_a_policy_limits_each_day_of_each_user_and_the_oldest_plain_runs_of_it_go_first() -> None:
+    since_midnight = NOW_NS % DAY_NS / DAY_NS
+    today, yesterday = since_midnight / 4, since_midnight + 0.25  # ages in days; midnight is that of UTC
+    runs = [
+        facts("a", age=today + since_midnight / 4, size=2),
+        facts("b", age=today, size=2),
+        facts("hang", age=today + since_midnight / 2, size=2, outcome="hang"),
+        facts("running", age=today, size=1, outcome="running"),
+        facts("yesterday", age=yesterday, size=4),
+        facts("of-another", age=today, size=4, user="v"),
+    ]
+    # u has 7 GiB of today: without a it has 5. What is kept of other days and users is theirs.
+    going = {run.name: why for run, why in Policy(max_gb_per_day=5).surplus(runs, now_ns=NOW_NS)}
+    assert going == {"a": "u has more than 5 GiB of one day"}
+    # 4 GiB of each day: yesterday's still fit. 3: all of today's plain runs go, then yesterday's, and not the hang.
+    assert {run.name for run, _ in Policy(max_gb_per_day=4).surplus(runs, now_ns=NOW_NS)} == {"a", "b"}
+    going_of_3 = {run.name for run, _ in Policy(max_gb_per_day=3).surplus(runs, now_ns=NOW_NS)}
+    assert going_of_3 == {"a", "b", "yesterday", "of-another"}
+
+
+def test_a_policy_keeps_notable_runs_longer_and_a_users_newest() -> None:
     runs = [
         *(
             facts("old", age=15),

@@ -117,6 +117,9 @@ def test_a_job_runs_whatever_the_store_is_like(venv: Path, store: Path, tmp_path
     assert "is a link, another user's, or others may write to it" in result.stderr
     assert "the job is not recorded" in result.stderr
     assert list((tmp_path / "elsewhere").iterdir()) == []
+    result = ran(venv, str(launcher(tmp_path)), DTPROF_ALWAYS="store")
+    assert result.stdout.startswith("[] None ")
+    assert "DTPROF_ALWAYS is 'store', a relative path" in result.stderr
     result = ran(venv, str(launcher(tmp_path)), DTPROF_HANG_AFTER="soon")
     assert result.returncode == 0
     assert "DTPROF_HANG_AFTER" in result.stderr

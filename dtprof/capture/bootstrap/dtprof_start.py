@@ -167,13 +167,26 @@ def record_always(store, python, is_launcher):
 
     A launcher becomes the command of a `dtprof run`, in the same process. Where that cannot be, it runs as it is.
     """
-    if waiting or is_off(store):
+    if waiting or os.environ.get(OFF, "0") not in ("", "0"):
+        return
+    if not os.path.isabs(store):
+        if is_launcher:
+            refuse_store(store)
+        elif os.environ.get("RANK", "0") == "0":
+            sys.meta_path.insert(0, AfterTorch(lambda: refuse_store(store)))
+        return
+    if is_off(store):
         return
     os.environ[ALWAYS] = store
     if is_launcher:
         sys.stdout.flush()
         os.execv(python, [python, "-m", "dtprof", "run", "--", sys.executable, *sys.orig_argv[1:]])
     sys.meta_path.insert(0, AfterTorch(record_rank))
+
+
+def refuse_store(store):
+    """Say that a store by a relative path is none: jobs start in different folders."""
+    say(f"this job is not recorded: {ALWAYS} is {store!r}, a relative path; give it as an absolute one")
 
 
 def record_rank():
@@ -186,8 +199,8 @@ def record_rank():
 
 
 def is_off(store):
-    """Say whether recording is turned off: by DTPROF_OFF, a file `off` in the store, or a store that is not there."""
-    if os.environ.get(OFF, "0") not in ("", "0") or not os.path.isdir(store):
+    """Say whether recording is turned off: by a file `off` in the store, or a store that is not there."""
+    if not os.path.isdir(store):
         return True
     try:
         return os.lstat(os.path.join(store, "off")).st_uid in (0, os.getuid(), os.lstat(store).st_uid)
