@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,8 @@ class Launcher:
     modules: tuple[str, ...] = ()  # with `python -m`; their submodules count, too
     has_rendezvous: bool = False  # waits in torch's elastic rendezvous until all hosts have joined
     is_recorded: bool = False  # always-on recording makes it the command of a `dtprof run`
+    elsewhere: str | None = None  # its options that name other hosts, to start ranks there; "": it always does
+    in_allocation: bool = False  # it starts ranks on all hosts of an allocation of Slurm
 
 
 TORCHRUN = "torchrun"
@@ -38,13 +41,21 @@ LAUNCHERS = (
         programs=("deepspeed", "deepspeed.pt"),
         modules=("deepspeed", "deepspeed.launcher.runner"),
         is_recorded=True,
+        elsewhere="H|hostfile",
     ),
     Launcher(programs=("fabric", "lightning"), modules=("lightning", "lightning_fabric")),
     Launcher(programs=("ray",), modules=("ray",)),
-    Launcher(programs=("horovodrun",), modules=("horovod.runner",)),
-    Launcher(programs=("mpirun", "mpiexec")),
-    Launcher(programs=("srun",)),
+    Launcher(programs=("horovodrun",), modules=("horovod.runner",), elsewhere="H|hosts|hostfile"),
+    Launcher(
+        programs=("mpirun", "mpiexec", "orterun", "prterun"),
+        elsewhere="H|hosts?|hostfile|machinefile|f",
+        in_allocation=True,
+    ),
+    Launcher(programs=("srun",), elsewhere="N|nodes|w|nodelist", in_allocation=True),
+    Launcher(programs=("ssh", "pdsh", "clush"), elsewhere=""),
 )
+ON_EACH_HOST = ("--no_ssh", "--no-ssh")
+"""Options of deepspeed that is started on each host by itself."""
 RENDEZVOUS_FILES = ("torch/distributed/run.py", "torch/distributed/launch.py")
 """Ends of the paths of torchrun where it is started as a file."""
 EXCEPTIONS = (
@@ -193,6 +204,44 @@ def find_option(command: Sequence[str], pattern: re.Pattern[str]) -> str | None:
     return None
 
 
+def read_rendezvous(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a launcher for its rendezvous, from its command line, else from its environment.
+
+    `nodes` is the smallest number, 1 where it is not given, `most_nodes` the largest; `ranks_per_node` and `node_rank`
+    are None where they are no numbers, `endpoint` and `id` empty where they are not given.
+    """
+
+    def given(option: LauncherOption) -> str:
+        return find_option(command, option.pattern) or environment.get(option.variable) or ""
+
+    least, _, most = given(NODES).partition(":")
+    return {
+        "nodes": _whole_number(least) or 1,
+        "most_nodes": _whole_number(most) or _whole_number(least) or 1,
+        "ranks_per_node": _whole_number(given(RANKS_PER_NODE)),
+        "node_rank": _whole_number(given(NODE_RANK)),
+        "endpoint": given(ENDPOINT) or ":".join(filter(None, (given(ADDRESS), given(PORT)))),
+        "id": given(RENDEZVOUS_ID),
+    }
+
+
+def find_remote_starter(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Return the program of a command that starts ranks on other hosts, where no launcher of dtprof is; None: none."""
+    program, options = Path(command[0]).name, list(command[1:])
+    module = options[1] if options[:1] == ["-m"] and len(options) > 1 else ""
+    starters = (one for one in LAUNCHERS if program in one.programs or _is_of(one, module))
+    launcher = next(starters, None)
+    if launcher is None or launcher.elsewhere is None or any(option in ON_EACH_HOST for option in options):
+        return None
+    if "dtprof" in (Path(option).name for option in options):
+        return None  # behind it, on every host
+    asks = option_pattern(launcher.elsewhere)
+    is_asked = not launcher.elsewhere or any(asks.fullmatch(option) for option in options)
+    num_allocated = _number(environment.get("SLURM_JOB_NUM_NODES")) or 1
+    is_given = launcher.in_allocation and num_allocated > 1
+    return (program if program in launcher.programs else launcher.programs[0]) if is_asked or is_given else None
+
+
 def read_rank_place(environment: Mapping[str, str]) -> RankPlace:
     """Return the place of the process of this environment; one without variables of a launcher is the only rank."""
     for names in RANK_VARIABLES:
@@ -222,3 +271,7 @@ def _is_of(launcher: Launcher, module: str) -> bool:
 def _number(text: str | None) -> int | None:
     match = re.match(r"\d{1,9}", text or "")  # Slurm writes 2(x3) for tasks of nodes
     return int(match[0]) if match else None
+
+
+def _whole_number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 9 else None

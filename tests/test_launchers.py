@@ -2,7 +2,16 @@
 
 import pytest
 
-from dtprof.launchers import RANKS, RankPlace, has_rendezvous, is_launcher, read_rank_place, recorded_launchers
+from dtprof.launchers import (
+    RANKS,
+    RankPlace,
+    find_remote_starter,
+    has_rendezvous,
+    is_launcher,
+    read_rank_place,
+    read_rendezvous,
+    recorded_launchers,
+)
 from dtprof.lint import vocabulary
 
 LAUNCHING = [
@@ -78,3 +87,60 @@ def test_always_on_recording_takes_launchers_that_start_all_ranks_of_a_host() ->
 def test_lint_takes_every_variable_of_a_rank_for_one() -> None:
     """Lint imports nothing, so its words are its own."""
     assert {name: vocabulary.RANK_VARIABLES.get(name) for name in RANKS} == dict.fromkeys(RANKS, "global")
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "expected"),
+    [
+        (
+            "torchrun --nnodes=2:4 --nproc_per_node 8 --rdzv-endpoint a:1 --rdzv_id=5 train.py --nnodes 9",
+            {},
+            {"nodes": 2, "most_nodes": 4, "ranks_per_node": 8, "node_rank": None, "endpoint": "a:1", "id": "5"},
+        ),
+        (
+            "accelerate launch --num_machines 2 --machine_rank 1 --main_process_ip a --main_process_port 7 train.py",
+            {},
+            {"nodes": 2, "most_nodes": 2, "ranks_per_node": None, "node_rank": 1, "endpoint": "a:7", "id": ""},
+        ),
+        (
+            "torchrun --nnodes 3 train.py",
+            {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "b:2", "PET_RDZV_ID": "x", "PET_NPROC_PER_NODE": "gpu"},
+            {"nodes": 3, "most_nodes": 3, "ranks_per_node": None, "node_rank": None, "endpoint": "b:2", "id": "x"},
+        ),
+        (
+            "torchrun train.py",
+            {},
+            {"nodes": 1, "most_nodes": 1, "ranks_per_node": None, "node_rank": None, "endpoint": "", "id": ""},
+        ),
+    ],
+)
+def test_options_are_those_of_the_command_line_else_of_the_environment(
+    command: str, environment: dict[str, str], expected: dict[str, object]
+) -> None:
+    assert read_rendezvous(command.split(), environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "expected"),
+    [
+        ("mpirun -np 4 --hostfile hosts python train.py", {}, "mpirun"),
+        ("/opt/bin/mpirun -np 4 -H a:2,b:2 python train.py", {}, "mpirun"),
+        ("mpirun -np 4 python train.py", {}, None),
+        ("mpirun -np 4 python train.py", {"SLURM_JOB_NUM_NODES": "2"}, "mpirun"),
+        ("mpirun -np 4 --hostfile=hosts dtprof run -o d -- python train.py", {}, None),
+        ("srun --nodes=2 python train.py", {}, "srun"),
+        ("srun python train.py", {"SLURM_JOB_NUM_NODES": "1"}, None),
+        ("deepspeed --hostfile hosts train.py", {}, "deepspeed"),
+        ("python -m deepspeed.launcher.runner --hostfile hosts train.py", {}, "deepspeed"),
+        ("deepspeed --hostfile hosts --no_ssh --node_rank 1 train.py", {}, None),
+        ("deepspeed train.py", {}, None),
+        ("pdsh -w a,b python train.py", {}, "pdsh"),
+        # Words of the program are its own.
+        ("torchrun train.py ssh", {}, None),
+        ("python train.py --hostfile hosts", {}, None),
+    ],
+)
+def test_programs_that_start_ranks_on_other_hosts_are_known(
+    command: str, environment: dict[str, str], expected: str | None
+) -> None:
+    assert find_remote_starter(command.split(), environment) == expected

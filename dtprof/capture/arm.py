@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dtprof import __version__, fence, settings, torch_versions
+from dtprof import __version__, fence, launchers, settings, torch_versions
 from dtprof.capture import (
     call_sites,
     frameworks,
@@ -38,8 +38,6 @@ from dtprof.records.replicas import REPLICA_GROUP
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 """Is there where the driver of NVIDIA runs."""
 PR_SET_PTRACER = 0x59616D61
-_LAUNCHER = "torch.distributed.launcher.api"
-"""Module that torchrun and accelerate launch import, and ranks do not."""
 NOT_OPERATIONS = {"check_for_nan"}
 """Operators of c10d that communicate nothing."""
 
@@ -195,7 +193,7 @@ class Process:
         A process that a rank started inherits RANK; the log of that rank already exists then. A launcher may have the
         RANK of its node, as operators of Kubernetes set it, and fails where a rank has failed.
         """
-        if _LAUNCHER in sys.modules and "LOCAL_RANK" not in os.environ:
+        if launchers.is_launcher(sys.orig_argv):
             return
         folder = paths.rank_folder_name(_number("RANK", 0), _number("TORCHELASTIC_RESTART_COUNT", 0))
         if self._exits is None and not (self._run / folder).exists() and self.recorder(trains=False) is not None:

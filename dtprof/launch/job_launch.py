@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof import launchers
 from dtprof.errors import CommandNotFoundError, DiskFullError, DtprofError
 from dtprof.fence import fenced, is_run_gone, set_run
 from dtprof.launch import (
@@ -96,24 +97,29 @@ def run_job(
         "on_hang": "stop" if settings.stop_on_hang else "report",
         **{name.removeprefix("DTPROF_").lower(): value for name, value in settings.trace.items() if value},
     }
+    job = run_joining.job_key(command)
     try:
-        is_creator = run_joining.enter(run, force=settings.force, join=settings.join)
+        is_creator = run_joining.enter(run, force=settings.force, join=settings.join, job=job)
         manifest: run_directory.LauncherDocument
         if is_creator:
-            manifest = run_directory.RunManifest(run, command, shown, job=run_joining.job_key())
+            manifest = run_directory.RunManifest(run, command, shown, job=job)
         else:
             manifest = run_directory.JoinedLauncher(run, command)
     except DiskFullError as error:
         say(f"{error}: nothing is recorded, the job runs uninstrumented")
         return JobEnd(run=None, status=start(command, dict(os.environ)).wait(lambda: None), stopped_by_us=False)
     set_run(run)
-    may_be_joined = settings.join or run_joining.job_key() is not None  # else no port is opened
+    may_be_joined = settings.join or job is not None  # else no port is opened
     with child_process.signals_held():
         clock = clock_probes.start(run, is_reference=is_creator, answers=may_be_joined)
     hook = interpreter.choose_hook(command[0], native=settings.native, environment=dict(os.environ), say=say)
     if hook.message:
         say(hook.message)
         manifest.note(hook.message)
+    if starter := launchers.find_remote_starter(command, os.environ):
+        remark = _remote_remark(starter)
+        say(remark)
+        manifest.note(remark)
     records = _place_of_records(run, settings, manifest)
     environment = interpreter.job_environment(run=records, hook=hook)
     environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
@@ -128,7 +134,7 @@ def run_job(
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
     companions = _Companions(clock.stop)
-    collecting = _collect(run, records, settings) if is_creator and settings.collect else None
+    collecting = _collect(run, records, settings, job) if is_creator and settings.collect else None
     companions.start(functools.partial(_node_state, run, watch, oom_before), watch, records, settings.metrics, compare)
     status = process.wait(stopper.tick)
     announcement.withdraw(announced)
@@ -206,7 +212,7 @@ def _node_state(run: Path, watch: hang_watcher.Watcher, oom_before: int, sampler
 
 
 @fenced("the run", "is not sent to the collector")
-def _collect(run: Path, records: Path, settings: JobSettings) -> "CollectThread | None":
+def _collect(run: Path, records: Path, settings: JobSettings, job: str | None) -> "CollectThread | None":
     """Begin to send the run."""
     from dtprof.launch.collector.collect_target import make_sink
     from dtprof.launch.collector.run_sender import CollectThread, RunSender, new_card
@@ -214,7 +220,7 @@ def _collect(run: Path, records: Path, settings: JobSettings) -> "CollectThread 
     card = new_card(
         run,
         is_named=settings.output is not None,
-        job=run_joining.job_key(),
+        job=job,
         joins=settings.join,
         host=writer.host_name(),
     )
@@ -224,6 +230,15 @@ def _collect(run: Path, records: Path, settings: JobSettings) -> "CollectThread 
         say(f"{error}: the run is kept here alone")
         return None
     return CollectThread(sender, run=run, say=say, target=remote.shown(settings.collect))
+
+
+def _remote_remark(starter: str) -> str:
+    """Return what to do where a program starts the ranks of other hosts, which this launcher does not reach."""
+    behind = "deepspeed --no_python --no_local_rank" if starter == "deepspeed" else f"{starter} ..."
+    return (
+        f"{starter} starts ranks on other hosts, which this launcher does not record; to record them, put dtprof run "
+        f"behind {starter}: {behind} dtprof run -o DIR -- python train.py"
+    )
 
 
 def _place_of_records(run: Path, settings: JobSettings, manifest: run_directory.LauncherDocument) -> Path:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import psutil
 
 from dtprof import launchers
 from dtprof.launch import stack_sampler
-from dtprof.launch.run_processes import is_of_run, python_processes
+from dtprof.launch.run_processes import ProcessSearch, is_of_run
 from dtprof.records import paths, writer
 
 MAX_LAUNCHERS = 8
@@ -26,18 +26,18 @@ class RendezvousWatch:
 
     def __init__(self, run: Path, node_folder: Path) -> None:
         """Know of no launcher yet."""
-        self._run, self._node_folder = run, node_folder
+        self._search, self._node_folder = ProcessSearch(run), node_folder
         self._since_s: dict[int, float] = {}
         self._waits: dict[int, dict[str, Any]] = {}
         self._is_written = False
 
     def look(self, now_s: float) -> float:
         """Return for how many seconds the launcher that has been longest in a rendezvous was seen there; 0 for none."""
-        self._waits = find_waits(self._run)
+        self._waits = find_waits(self._search)
         self._since_s = {pid: self._since_s.get(pid, now_s) for pid in self._waits}
         for pid, wait in self._waits.items():
             wait["waited_s"] = now_s - self._since_s[pid]
-        if self._is_written and not self._waits and has_ranks(self._run):
+        if self._is_written and not self._waits and has_ranks(self._search.run):
             self._is_written = False
             (self._node_folder / paths.STACKS).unlink(missing_ok=True)  # else it would tell of a wait that is over
         return max((now_s - since_s for since_s in self._since_s.values()), default=0.0)
@@ -52,7 +52,7 @@ class RendezvousWatch:
             writer.write_json(self._node_folder / paths.STACKS, document)
 
 
-def find_waits(run: Path) -> dict[int, dict[str, Any]]:
+def find_waits(search: ProcessSearch) -> dict[int, dict[str, Any]]:
     """Return by pid what each launcher of a run that is in a rendezvous on this host waits for.
 
     `for_store` says whether it is still to reach the store at the endpoint, `static` whether nodes are numbered, of
@@ -60,10 +60,10 @@ def find_waits(run: Path) -> dict[int, dict[str, Any]]:
     given), `ranks_per_node` and `node_rank` (None where not a number), `endpoint` and `id` (empty where not given).
     """
     waits = {}
-    for pid, command, environment in _launchers(run):
+    for pid, command, environment in _launchers(search):
         where = find_place(stack_sampler.describe_process(pid).get("threads"))
         if where is not None:
-            given = read_options(command, environment)
+            given = launchers.read_rendezvous(command, environment)
             is_static = where == STATIC
             for_store = bool(given["node_rank"]) if is_static else where == _STORE_WAIT
             waits[pid] = {**given, "for_store": for_store, "static": is_static}
@@ -96,31 +96,17 @@ def find_place(threads: Any) -> str | None:
     return next((name for name in names if name in _WAITS), None)
 
 
-def read_options(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of a launcher for its rendezvous, from its command line, else from its environment."""
-
-    def given(option: launchers.LauncherOption) -> str:
-        return launchers.find_option(command, option.pattern) or environment.get(option.variable) or ""
-
-    return {
-        "nodes": _number(given(launchers.NODES).partition(":")[0]) or 1,
-        "ranks_per_node": _number(given(launchers.RANKS_PER_NODE)),
-        "node_rank": _number(given(launchers.NODE_RANK)),
-        "endpoint": given(launchers.ENDPOINT)
-        or ":".join(filter(None, (given(launchers.ADDRESS), given(launchers.PORT)))),
-        "id": given(launchers.RENDEZVOUS_ID),
-    }
-
-
-def _launchers(run: Path) -> Iterator[tuple[int, list[str], dict[str, str]]]:
+def _launchers(search: ProcessSearch) -> Iterator[tuple[int, list[str], dict[str, str]]]:
     """Give pid, command line and environment of the launchers of a run that have no rank as a child."""
     found = 0
-    for process, environment in python_processes(run):
+    for process, environment in search.find():
         try:
             if process.pid == os.getpid() or "LOCAL_RANK" in environment:
                 continue
             command = process.cmdline()
-            if not launchers.has_rendezvous(command) or any(_is_rank(child, run) for child in process.children()):
+            if not launchers.has_rendezvous(command) or any(
+                _is_rank(child, search.run) for child in process.children()
+            ):
                 continue
         except (psutil.Error, OSError):
             continue  # it has ended
@@ -136,7 +122,3 @@ def _is_rank(process: psutil.Process, run: Path) -> bool:
     except (psutil.Error, OSError):
         return False  # it has ended, or is of another user
     return "LOCAL_RANK" in environment and is_of_run(run, environment)
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) < 9 else None

@@ -14,6 +14,7 @@ from dtprof.errors import OutputError, UsageError
 from dtprof.formatting import plural
 from dtprof.job.world_size import resolve_world_size
 from dtprof.launch import run_directory
+from dtprof.launch.run_joining import OF_RENDEZVOUS
 from dtprof.records import paths, writer
 from dtprof.records.file_copies import link_or_copy
 from dtprof.records.nodes import host_clocks
@@ -115,8 +116,9 @@ def _check_places(sources: Sequence[Path], output: Path) -> None:
 
 def _check_job(runs: Sequence[NodeRun], *, any_command: bool) -> None:
     """Refuse runs of different jobs, and runs with different commands unless `any_command`."""
-    of_known_job = [run for run in runs if run.document.get("job")]
-    _refuse_where_they_differ([(run, str(run.document["job"])) for run in of_known_job], "are of different jobs")
+    jobs = {run.path: str(run.document.get("job") or "") for run in runs}
+    of_known_job = [run for run in runs if jobs[run.path] and not jobs[run.path].startswith(OF_RENDEZVOUS)]
+    _refuse_where_they_differ([(run, jobs[run.path]) for run in of_known_job], "are of different jobs")
     if len(of_known_job) < len(runs) and not any_command:
         commands = [(run, _command(run.document.get("command"))) for run in runs if run.document.get("command")]
         _refuse_where_they_differ(commands, "ran different commands", "; --force joins them all the same")

@@ -6,16 +6,20 @@ where their environment shows that they are of one job, or with --join.
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dtprof import launchers
 from dtprof.errors import OutputError, UsageError
 from dtprof.launch import announcement, clock_probes, run_directory
 from dtprof.records import paths, writer
 
 CLAIM = ".launcher"
-SAME_JOB = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("MASTER_ADDR", "MASTER_PORT"))
-"""Variables that are equal on all hosts of a job; schedulers set them for launchers."""
+SAME_JOB = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMIX_NAMESPACE",), ("MASTER_ADDR", "MASTER_PORT"))
+"""Variables that are equal on all hosts of a job; schedulers and Open MPI set them for launchers."""
+OF_RENDEZVOUS = "rendezvous="
+"""Begin of a key from a command: hosts may know one endpoint by several names, so keys that differ say nothing."""
 MANIFEST_WAIT_S = 30.0
 ANSWER_WAIT_S = 5.0
 """How long the launcher of a new run may take to answer."""
@@ -23,16 +27,26 @@ NEW_RUN_S = 60.0
 POLL_EVERY_S = 0.1
 
 
-def job_key() -> str | None:
-    """Return the key of this launcher's job from its environment; None where that has none."""
+def job_key(command: Sequence[str], environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the key of a launcher's job, equal on all its hosts; None where nothing says that there are others.
+
+    The environment comes first, then the rendezvous that the command of torchrun or accelerate names.
+    """
     for names in SAME_JOB:
-        if all(os.environ.get(name) for name in names):
-            return ",".join(f"{name}={os.environ[name]}" for name in names)
+        if all(environment.get(name) for name in names):
+            return ",".join(f"{name}={environment[name]}" for name in names)
+    if launchers.has_rendezvous(command):
+        given = launchers.read_rendezvous(command, environment)
+        if given["most_nodes"] > 1 and given["endpoint"]:
+            return f"{OF_RENDEZVOUS}{given['endpoint']},id={given['id']}"
     return None
 
 
-def enter(path: Path, *, force: bool, join: bool) -> bool:
+def enter(path: Path, *, force: bool, join: bool, job: str | None) -> bool:
     """Create the run, or join the running one of this job; return whether this launcher created it.
+
+    Parameters:
+        job: the key of this launcher's job.
 
     Raises:
         OutputError: the directory holds anything but a running run of this job, or cannot be written to; with --force
@@ -42,22 +56,22 @@ def enter(path: Path, *, force: bool, join: bool) -> bool:
     if join and force:
         raise UsageError("--join and --force exclude each other; give a new directory with -o, the same on all hosts")
     try:
-        replace = force and not _is_running_run_of_this_job(path)
-        if replace or not (join or job_key()):
+        replace = force and not _is_running_run_of_this_job(path, job)
+        if replace or not (join or job):
             run_directory.create(path, force=force)
             return True
         if not (path / paths.MANIFEST).exists():
             if _claim(path):
                 return True
             _wait_for_manifest(path)
-        _check(path, run_directory.read_manifest(path), join=join)
+        _check(path, run_directory.read_manifest(path), join=join, job=job)
         (path / paths.node_folder_name(writer.host_name())).mkdir(exist_ok=True)
     except OSError as error:
         raise run_directory.output_error(path, error) from error
     return False
 
 
-def _is_running_run_of_this_job(path: Path) -> bool:
+def _is_running_run_of_this_job(path: Path, job: str | None) -> bool:
     """Say whether the run that --force would replace is a running one of this job, to be joined instead.
 
     Raises:
@@ -68,7 +82,7 @@ def _is_running_run_of_this_job(path: Path) -> bool:
     document = run_directory.read_manifest(path)
     if document.get("ended_realtime_ns") != 0 or not _is_running(path, document):
         return False
-    if job_key() is None or document.get("job") != job_key():
+    if job is None or document.get("job") != job:
         raise OutputError(
             f"{path} holds a run that is still recorded (by process {document.get('launcher_pid')}); --force replaces "
             "what has ended: end that job, or give another directory"
@@ -103,15 +117,15 @@ def _wait_for_manifest(path: Path) -> None:
         time.sleep(POLL_EVERY_S)
 
 
-def _check(path: Path, document: dict[str, Any], *, join: bool) -> None:
+def _check(path: Path, document: dict[str, Any], *, join: bool, job: str | None) -> None:
     """Refuse to join a run of another job, or one that has ended."""
     if document.get("ended_realtime_ns") != 0:
         raise OutputError(f"{path} holds a run that has ended; give another directory, or --force to replace it")
     if join:
         return
-    if document.get("job") != job_key():
+    if document.get("job") != job:
         raise OutputError(
-            f"{path} holds the run of another job ({document.get('job')}; this one is {job_key()}): "
+            f"{path} holds the run of another job ({document.get('job')}; this one is {job}): "
             "give another directory, or --join where it is the same job all the same"
         )
     if not _is_running(path, document):

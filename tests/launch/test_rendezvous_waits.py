@@ -10,7 +10,8 @@ import pytest
 
 from dtprof import settings
 from dtprof.launch import rendezvous_waits, stack_sampler
-from dtprof.launch.rendezvous_waits import RendezvousWatch, find_place, find_waits, read_options
+from dtprof.launch.rendezvous_waits import RendezvousWatch, find_place, find_waits
+from dtprof.launch.run_processes import ProcessSearch
 from dtprof.records import paths
 from tests.jobs import started
 
@@ -48,33 +49,6 @@ def test_place_of_a_launcher_tells_what_it_waits_for() -> None:
     assert find_place(own) is None
 
 
-@pytest.mark.parametrize(
-    ("command", "environment", "expected"),
-    [
-        (
-            "torchrun --nnodes=2:4 --nproc_per_node 8 --rdzv-endpoint a:1 --rdzv_id=5 train.py --nnodes 9",
-            {},
-            {"nodes": 2, "ranks_per_node": 8, "node_rank": None, "endpoint": "a:1", "id": "5"},
-        ),
-        (
-            "accelerate launch --num_machines 2 --machine_rank 1 --main_process_ip a --main_process_port 7 train.py",
-            {},
-            {"nodes": 2, "ranks_per_node": None, "node_rank": 1, "endpoint": "a:7", "id": ""},
-        ),
-        (
-            "torchrun --nnodes 3 train.py",
-            {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "b:2", "PET_RDZV_ID": "x", "PET_NPROC_PER_NODE": "gpu"},
-            {"nodes": 3, "ranks_per_node": None, "node_rank": None, "endpoint": "b:2", "id": "x"},
-        ),
-        ("torchrun train.py", {}, {"nodes": 1, "ranks_per_node": None, "node_rank": None, "endpoint": "", "id": ""}),
-    ],
-)
-def test_options_are_those_of_the_command_line_else_of_the_environment(
-    command: str, environment: dict[str, str], expected: dict[str, object]
-) -> None:
-    assert read_options(command.split(), environment) == expected
-
-
 def test_only_launchers_of_the_run_without_ranks_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = "import sys; print(flush=True); sys.stdin.read()"
     launcher = tmp_path / "torchrun"
@@ -105,7 +79,7 @@ def test_only_launchers_of_the_run_without_ranks_are_looked_at(tmp_path: Path, m
         start(tmp_path, str(launcher), LOCAL_RANK="0")  # a rank
         start(tmp_path, "-c", waits)  # not a launcher
         start(tmp_path / "other", str(launcher))
-        found = find_waits(tmp_path)
+        found = find_waits(ProcessSearch(tmp_path))
         assert (looked_at, list(found), found[own]["nodes"]) == ([own], [own], 2)
         assert rendezvous_waits.has_ranks(tmp_path)
         assert not rendezvous_waits.has_ranks(tmp_path / "other")

@@ -24,10 +24,15 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+def enter(run: Path, *, force: bool, join: bool) -> bool:
+    """Enter a run as the launcher of a job that the environment names."""
+    return run_joining.enter(run, force=force, join=join, job=run_joining.job_key(()))
+
+
 def created(run: Path) -> Path:
     """Create a run as a launcher of a job of two hosts does."""
-    assert run_joining.enter(run, force=False, join=False)
-    run_directory.RunManifest(run, ["train"], {}, job=run_joining.job_key())
+    assert enter(run, force=False, join=False)
+    run_directory.RunManifest(run, ["train"], {}, job=run_joining.job_key(()))
     return run
 
 
@@ -42,7 +47,7 @@ def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_launcher_of_the_same_job_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = created(tmp_path / "run")
     monkeypatch.setenv("DTPROF_HOST", "host-b")
-    assert not run_joining.enter(run, force=False, join=False)
+    assert not enter(run, force=False, join=False)
     run_directory.JoinedLauncher(run, ["train"])
     assert (run / "node-host-b").is_dir()
     assert "host-b" in run_directory.hosts_of(run)
@@ -53,8 +58,8 @@ def test_another_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = created(tmp_path / "run")
     monkeypatch.setenv("MASTER_PORT", "29501")
     with pytest.raises(OutputError, match=r"holds the run of another job .*29500; this one is .*29501.*--join"):
-        run_joining.enter(run, force=False, join=False)
-    assert not run_joining.enter(run, force=False, join=True), "unless told so"
+        enter(run, force=False, join=False)
+    assert not enter(run, force=False, join=True), "unless told so"
 
 
 @pytest.mark.usefixtures("rendezvous")
@@ -67,7 +72,7 @@ def test_a_launcher_that_has_just_created_the_run_is_given_time_to_answer(
     responders: list[clock_probes.Responder | None] = []
     monkeypatch.setattr(run_joining, "ANSWER_WAIT_S", 60.0)
     monkeypatch.setattr(run_joining.time, "sleep", lambda _: responders.append(clock_probes.serve(run)))
-    assert not run_joining.enter(run, force=False, join=False)
+    assert not enter(run, force=False, join=False)
     assert responders
     for responder in responders:
         assert responder is not None
@@ -80,19 +85,19 @@ def test_run_that_has_ended_or_whose_launcher_is_gone_is_refused(tmp_path: Path)
     document = json.loads((run / paths.MANIFEST).read_text())
     (run / paths.MANIFEST).write_text(json.dumps(document | {"launcher_start_ticks": 1, "started_realtime_ns": 1}))
     with pytest.raises(OutputError, match="whose launcher does not answer"):
-        run_joining.enter(run, force=False, join=False)
+        enter(run, force=False, join=False)
     responder = clock_probes.serve(run)
     assert responder is not None
     try:
-        assert not run_joining.enter(run, force=False, join=False), "another host's launcher answers by its clock"
+        assert not enter(run, force=False, join=False), "another host's launcher answers by its clock"
     finally:
         responder.close()
     document["ended_realtime_ns"] = 5
     (run / paths.MANIFEST).write_text(json.dumps(document))
     for join in (False, True):
         with pytest.raises(OutputError, match="holds a run that has ended"):
-            run_joining.enter(run, force=False, join=join)
-    assert run_joining.enter(run, force=True, join=False), "force replaces it"
+            enter(run, force=False, join=join)
+    assert enter(run, force=True, join=False), "force replaces it"
 
 
 @pytest.mark.usefixtures("rendezvous")
@@ -101,30 +106,30 @@ def test_force_replaces_no_run_that_goes_on_and_joins_that_of_its_own_job(
 ) -> None:
     run = created(tmp_path / "run")
     monkeypatch.setenv("DTPROF_HOST", "host-b")
-    assert not run_joining.enter(run, force=True, join=False)
+    assert not enter(run, force=True, join=False)
     monkeypatch.setenv("MASTER_PORT", "29501")
     with pytest.raises(
         OutputError, match=rf"is still recorded \(by process {os.getpid()}\); --force replaces what has"
     ):
-        run_joining.enter(run, force=True, join=False)
+        enter(run, force=True, join=False)
     monkeypatch.delenv("MASTER_PORT")
     with pytest.raises(OutputError, match="end that job, or give another directory"):
-        run_joining.enter(run, force=True, join=False)
+        enter(run, force=True, join=False)
     assert (run / "run.json").exists()
 
 
 def test_without_knowledge_of_the_job_a_second_launcher_is_refused_as_ever(tmp_path: Path) -> None:
     run = created(tmp_path / "run")
     with pytest.raises(OutputError, match="holds a run that has not ended; give another directory, --join"):
-        run_joining.enter(run, force=False, join=False)
+        enter(run, force=False, join=False)
     with pytest.raises(UsageError, match="--join and --force exclude each other"):
-        run_joining.enter(run, force=True, join=True)
+        enter(run, force=True, join=True)
 
 
 def test_directory_of_something_else_is_not_joined(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(OutputError, match="is not empty"):
-        run_joining.enter(tmp_path, force=False, join=True)
+        enter(tmp_path, force=False, join=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -134,7 +139,7 @@ def test_of_launchers_that_start_together_one_creates_the_run(tmp_path: Path) ->
 
     def launch() -> None:
         barrier.wait()
-        is_creator = run_joining.enter(run, force=False, join=True)
+        is_creator = enter(run, force=False, join=True)
         created_by.append(is_creator)
         if is_creator:
             run_directory.RunManifest(run, ["train"], {})
@@ -150,10 +155,10 @@ def test_of_launchers_that_start_together_one_creates_the_run(tmp_path: Path) ->
 def test_launcher_that_died_before_it_wrote_the_manifest_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run_joining.enter(tmp_path / "run", force=False, join=True)
+    assert enter(tmp_path / "run", force=False, join=True)
     monkeypatch.setattr(run_joining, "MANIFEST_WAIT_S", 0.05)
     with pytest.raises(OutputError, match=r"was taken by another launcher .* run\.json is not there"):
-        run_joining.enter(tmp_path / "run", force=False, join=True)
+        enter(tmp_path / "run", force=False, join=True)
 
 
 @pytest.mark.jobs
@@ -184,3 +189,31 @@ def test_two_launchers_record_one_job_into_one_run(tmp_path: Path) -> None:
         assert abs(row["offset_ns"]) <= row["error_ns"]
     assert set(opened.node_samples()) == {"host-a", "host-b"}
     assert {name: clock.error_at(0) for name, clock in opened.host_clocks().items()} == {"host-a": 0, "host-b": 0}
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "expected"),
+    [
+        ("torchrun --nnodes 2 --rdzv-endpoint a:1 --rdzv-id 5 train.py", {}, "rendezvous=a:1,id=5"),
+        ("torchrun --nnodes 1:2 --rdzv-endpoint a:1 train.py", {}, "rendezvous=a:1,id="),
+        ("python -m torch.distributed.run --nnodes 2 --master-addr a --master-port 7 t.py", {}, "rendezvous=a:7,id="),
+        # One host: nobody joins.
+        ("torchrun --rdzv-endpoint a:1 train.py", {}, None),
+        # Nobody says where they meet.
+        ("torchrun --nnodes 2 train.py", {}, None),
+        # A program has options of its own.
+        ("python train.py --nnodes 2 --rdzv-endpoint a:1", {}, None),
+        # What a scheduler or Open MPI sets comes first.
+        (
+            "torchrun --nnodes 2 --rdzv-endpoint a:1 t.py",
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+            "SLURM_JOB_ID=7,SLURM_STEP_ID=0",
+        ),
+        ("python train.py", {"PMIX_NAMESPACE": "prterun-a-12@1"}, "PMIX_NAMESPACE=prterun-a-12@1"),
+        ("python train.py", {"MASTER_ADDR": "a"}, None),
+    ],
+)
+def test_job_is_known_by_its_scheduler_else_by_its_rendezvous(
+    command: str, environment: dict[str, str], expected: str | None
+) -> None:
+    assert run_joining.job_key(command.split(), environment) == expected
