@@ -32,6 +32,7 @@ mount --bind "$2" /tmp
 mount -t tmpfs -o size=512m tmpfs /dev/shm
 mount --bind /tmp/.host/boot_id /proc/sys/kernel/random/boot_id
 mount --bind /tmp/.host/hosts /etc/hosts
+if test -e /tmp/.host/sshd_config; then /usr/sbin/sshd -f /tmp/.host/sshd_config -E /tmp/.host/sshd.log; fi
 echo up > /tmp/.host/up
 exec sleep infinity
 """
@@ -79,7 +80,13 @@ class Host:
         with (self.folder / log).open("w") as stream:
             process = subprocess.Popen(
                 [*enter, *command],
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | dict(env or {}),
+                env=os.environ
+                | {
+                    "PYTHONPATH": str(REPOSITORY),
+                    "OMP_NUM_THREADS": "1",
+                    "PATH": f"/tmp/.host/bin:{os.environ['PATH']}",
+                }
+                | dict(env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -145,6 +152,16 @@ class Host:
                 (CPU_CGROUP / "cgroup.procs").write_text(line)
             group.rmdir()
 
+    @contextmanager
+    def link_slowed(self, kbit_per_s: int) -> Iterator[None]:
+        """Let so much pass from its link and no more; short bursts pass at once."""
+        shape = ("rate", f"{kbit_per_s}kbit", "burst", "16kb", "latency", "2s")
+        run("tc", "-n", self.network, "qdisc", "add", "dev", "eth0", "root", "tbf", *shape)
+        try:
+            yield
+        finally:
+            run("tc", "-n", self.network, "qdisc", "delete", "dev", "eth0", "root")
+
 
 def run(*command: str) -> None:
     """Run a command that is to succeed."""
@@ -152,17 +169,21 @@ def run(*command: str) -> None:
 
 
 @contextmanager
-def hosts(folder: Path, names: Sequence[str], *, clock_offsets_s: Sequence[int] = ()) -> Iterator[list[Host]]:
+def hosts(
+    folder: Path, names: Sequence[str], *, clock_offsets_s: Sequence[int] = (), is_ssh: bool = False
+) -> Iterator[list[Host]]:
     """Make hosts on one network; whatever is left of them afterwards is removed.
 
     Parameters:
         names: of the hosts; the first has the address 10.77.0.1.
         clock_offsets_s: by which their clocks since boot are ahead; 1,000 s more with each host where it is empty.
+        is_ssh: each runs an ssh server, and `ssh NAME` on each leads to the others.
     """
     mark = uuid.uuid4().hex[:6]
     hub = f"dtprof-{mark}-hub"
     table = "127.0.0.1 localhost\n" + "".join(f"{NETWORK}.{k} {name}\n" for k, name in enumerate(names, 1))
     with ExitStack() as stack:
+        key = _make_key(folder) if is_ssh else folder
         _network(hub, stack)
         run("ip", "-n", hub, "link", "add", "bridge", "type", "bridge")
         run("ip", "-n", hub, "link", "set", "bridge", "up")
@@ -179,6 +200,8 @@ def hosts(folder: Path, names: Sequence[str], *, clock_offsets_s: Sequence[int] 
             (place / ".host").mkdir(parents=True)
             (place / ".host" / "boot_id").write_text(f"{uuid.uuid4()}\n")
             (place / ".host" / "hosts").write_text(table)
+            if is_ssh:
+                _configure_ssh(place / ".host", key)
             offset_s = clock_offsets_s[number - 1] if clock_offsets_s else 1000 * number
             init = _boot(network, name, place, offset_s, stack)
             host = Host(
@@ -228,6 +251,30 @@ def _boot(network: str, name: str, folder: Path, offset_s: int, stack: ExitStack
     finally:
         os.close(descriptor)
     return psutil.Process(outer.pid).children()[0]
+
+
+def _make_key(folder: Path) -> Path:
+    """Make the key by which hosts know each other, of servers and clients."""
+    folder.mkdir(parents=True, exist_ok=True)
+    Path("/run/sshd").mkdir(exist_ok=True)  # the server's own, which its service makes elsewhere
+    run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key"))
+    return folder / "key"
+
+
+def _configure_ssh(place: Path, key: Path) -> None:
+    """Write what server and client of a host read; `ssh` comes first on the host's PATH."""
+    for name in ("key", "key.pub"):
+        shutil.copy(key.with_name(name), place / name)
+    (place / "sshd_config").write_text(
+        "HostKey /tmp/.host/key\nAuthorizedKeysFile /tmp/.host/key.pub\nPidFile none\nUsePAM no\nStrictModes no\n"
+        "PermitRootLogin yes\nPasswordAuthentication no\nMaxStartups 100\n"
+    )
+    (place / "ssh_config").write_text(
+        "IdentityFile /tmp/.host/key\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+    )
+    (place / "bin").mkdir()
+    (place / "bin" / "ssh").write_text('#!/bin/sh\nexec /usr/bin/ssh -F /tmp/.host/ssh_config "$@"\n')
+    (place / "bin" / "ssh").chmod(0o755)
 
 
 def _end(host: Host) -> None:

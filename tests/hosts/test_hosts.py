@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.collected_jobs import collected, is_training, torchrun
+from tests.hosts.collected_jobs import PROGRAMS, collected, is_training
+from tests.hosts.launchers import Place, torchrun
 from tests.hosts.machines import hosts, why_not
 from tests.jobs import DTPROF
 
@@ -64,7 +65,9 @@ def test_a_host_whose_cores_are_slow_is_named(tmp_path: Path) -> None:
 @pytest.mark.jobs
 @pytest.mark.thorough
 def test_doctor_meets_and_measures_over_two_hosts(tmp_path: Path) -> None:
-    command = [*DTPROF, "doctor", "--", *torchrun("steady_training.py", 2)]
+    doctor, program = (*DTPROF, "doctor", "--"), (str(PROGRAMS / "steady_training.py"),)
+    place = Place(number=0, hosts=("a", "b"), num_ranks=1, record=doctor, program=program)
+    command = torchrun(place)[0].command
     with hosts(tmp_path, ["a", "b"]) as made:
         started = [host.start(command, env={"GLOO_SOCKET_IFNAME": "eth0"}, log="doctor.log") for host in made]
         for process in started:
