@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print {name: [mistake, ...]}")
     parser.add_argument("--keep", type=Path, help="keep runs and outputs in this directory")
     parser.add_argument("--hang-after", type=float, default=forked_jobs.HANG_AFTER_S)
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="programs run side by side")
     parser.add_argument("--no-native", action="store_true", help="record with the recorder in Python")
     parser.add_argument("--on", choices=(*DEVICES, "both"), default="cpu", help="device of the programs' tensors")
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs; default: all that are meant for the device")
@@ -52,7 +53,8 @@ def main() -> int:
     chosen = arguments.names or (list(PROGRAMS) if devices == ("cpu",) else [*FAULTY, *SOUND])
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="corpus-"))
     try:
-        results = run_all([(name, device) for name in chosen for device in devices], folder, library)
+        runs = [(name, device) for name in chosen for device in devices]
+        results = run_all(runs, folder, library, at_once=arguments.at_once)
     finally:
         if arguments.keep is None:
             shutil.rmtree(folder)
@@ -106,12 +108,12 @@ class Result:
     took_s: float
 
 
-def run_all(runs: list[tuple[str, str]], folder: Path, library: str) -> dict[tuple[str, str], Result]:
+def run_all(runs: list[tuple[str, str]], folder: Path, library: str, *, at_once: int) -> dict[tuple[str, str], Result]:
     """Run programs, each on a device, a few at a time, each supervised by a process of its own."""
     results: dict[tuple[str, str], Result] = {}
     waiting, running = list(runs), {}
     while waiting or running:
-        while waiting and len(running) < AT_ONCE:
+        while waiting and len(running) < at_once:
             name, device = waiting.pop(0)
             running[supervise(name, device, folder, library)] = (name, device, time.monotonic())
         pid, _ = os.wait()
