@@ -320,6 +320,8 @@ class SourcePlace:
     following: frozenset[tuple[str, int]]  # functions called after it in its round of the loop or function, and lines
     loops: tuple[tuple[int, int], ...] = ()  # first and last line of those around it in its function, innermost first
     branches: tuple[tuple[int, int], ...] = ()  # the same of the branches it is in, which a rank may leave out
+    block: tuple[int, int] | None = None  # of a `with`: first and last line of what it is around
+    yields: int = 0  # line of the first `yield` of its function; 0: none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,20 @@ def keeps_pattern(operations: Sequence[Operation], at: int) -> bool | None:
     return None if usual is None else _label(usual) == _label(operations[at])
 
 
+def newest_departure(operations: Sequence[Operation], expected: Hashable) -> int | None:
+    """Return the newest place at which a rank issued another operation than in its earlier rounds, one of that label.
+
+    The label is that of `Operation.label`. None where it has always gone on as before there.
+    """
+    first = max(0, len(operations) - MAX_ALIKE)
+    for at in range(len(operations) - 1, first, -1):
+        begin = max(0, at + 1 - NEWEST)
+        usual = _usual_at(operations[begin : at + 1], at - begin)
+        if usual is not None and usual.label == expected and operations[at].label != expected:
+            return at
+    return None
+
+
 def left_out_of_round(operations: Sequence[Operation], current: Operation) -> Operation | None:
     """Return what a rank made in every earlier round before it came to what it is in now, and left out of this round.
 

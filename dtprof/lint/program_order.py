@@ -20,6 +20,8 @@ class ProgramPlace:
     following: frozenset[tuple[str, int]]  # functions called after it, by the last part of their names, and the lines
     loops: tuple[tuple[int, int], ...] = ()  # first and last line of those around it, from the innermost
     branches: tuple[tuple[int, int], ...] = ()  # first and last line of the branches it is in, which may be left out
+    block: tuple[int, int] | None = None  # of a `with`: first and last line of what it is around
+    yields: int = 0  # line of the first `yield` of its function; 0: none
 
 
 def read_places(path: Path) -> dict[int, ProgramPlace]:
@@ -40,12 +42,15 @@ def _take(statements: list[ast.stmt], after: ProgramPlace, places: dict[int, Pro
     for statement in reversed(statements):
         place = replace(after, following=following)
         if isinstance(statement, SCOPES):
-            inside = ProgramPlace(in_loop=False, following=frozenset())
+            lines = (node.lineno for node in ast.walk(statement) if isinstance(node, ast.Yield | ast.YieldFrom))
+            inside = ProgramPlace(in_loop=False, following=frozenset(), yields=min(lines, default=0))
         elif isinstance(statement, _LOOPS):
             loop = statement.lineno, statement.body[-1].end_lineno or statement.body[-1].lineno
-            inside = ProgramPlace(in_loop=True, following=frozenset(), loops=(loop, *after.loops))
+            inside = replace(after, in_loop=True, following=frozenset(), loops=(loop, *after.loops))
         else:
             inside = place
+        if isinstance(statement, ast.With | ast.AsyncWith):
+            place = replace(place, block=(statement.body[0].lineno, statement.end_lineno or statement.lineno))
         for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
             places[line] = place
         for body, may_be_left_out in _bodies(statement):
@@ -53,6 +58,9 @@ def _take(statements: list[ast.stmt], after: ProgramPlace, places: dict[int, Pro
             within = replace(inside, branches=(branch, *inside.branches)) if may_be_left_out else inside
             if isinstance(body[-1], _LEAVING):
                 within = replace(within, following=frozenset())
+            if isinstance(statement, ast.Try) and body is not statement.finalbody:
+                ends = (*(statement.orelse if body is statement.body else ()), *statement.finalbody)
+                within = replace(within, following=within.following.union(*(_calls(end) for end in ends)))
             _take(body, within, places)
         if not isinstance(statement, SCOPES):
             following |= frozenset(_calls(statement))

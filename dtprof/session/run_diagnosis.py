@@ -201,7 +201,12 @@ def _read_places(file: Path) -> dict[int, facts.SourcePlace]:
 
     return {
         line: facts.SourcePlace(
-            in_loop=place.in_loop, following=place.following, loops=place.loops, branches=place.branches
+            in_loop=place.in_loop,
+            following=place.following,
+            loops=place.loops,
+            branches=place.branches,
+            block=place.block,
+            yields=place.yields,
         )
         for line, place in read_places(file).items()
     }

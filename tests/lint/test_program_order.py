@@ -50,3 +50,28 @@ def test_nothing_follows_in_a_round_after_a_branch_that_leaves_it(tmp_path: Path
     file.write_text("for batch in data:\n    if bad(batch):\n        log()\n        continue\n    step()\n")
     assert read_places(file)[3].following == frozenset()
     assert read_places(file)[2].following == {("step", 5)}
+
+
+def test_a_branch_of_a_loop_inside_a_branch_is_one_of_both(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("if first:\n    for tensor in tensors:\n        publish(tensor)\n")
+    assert read_places(file)[3].branches == ((2, 3),)
+
+
+def test_what_ends_a_try_follows_all_of_its_parts(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "try:\n    step()\nexcept ValueError:\n    log()\nelse:\n    report()\nfinally:\n    close()\nend()\n"
+    )
+    places = read_places(file)
+    assert places[2].following == {("report", 6), ("close", 8), ("end", 9)}
+    assert places[4].following == places[6].following == {("close", 8), ("end", 9)}
+    assert places[8].following == {("end", 9)}
+
+
+def test_a_with_has_its_block_and_a_generator_its_first_yield(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("def timed():\n    begin()\n    yield\n    end()\n\nwith timed():\n    step()\n    log()\n")
+    places = read_places(file)
+    assert (places[6].block, places[7].block) == ((7, 8), None)
+    assert (places[4].yields, places[7].yields) == (3, 0)

@@ -47,7 +47,10 @@ def find_blocking_mismatches(case: Case) -> Iterator[Finding]:
     for collective in case.open_collectives:
         disagreement = disagreement_at(case.job.ranks, groups.get(collective.group, {}), collective.seq)
         if disagreement is not None:
-            yield _finding(case.job, collective.group, disagreement)
+            # What the back end let pass before, of the same ranks, came first: all later positions are shifted.
+            first = case.disagreements.get(collective.group, disagreement)
+            is_cause = first.seq < disagreement.seq and first.minority == disagreement.minority and not first.is_tie
+            yield _finding(case.job, collective.group, first if is_cause else disagreement)
             return
 
 

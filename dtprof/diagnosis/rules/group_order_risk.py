@@ -1,5 +1,6 @@
 """Ranks entered two groups in opposite orders, and it did not block this time."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -18,6 +19,8 @@ from dtprof.job.groups import GroupId
 from dtprof.job.order_replay import find_ring
 from dtprof.job.own_pattern import usual_operation
 from dtprof.records.tables import Array
+
+Seqs = npt.NDArray[np.int64]
 
 MAX_GROUPS = 64
 """Groups of which the order is compared, those with most members in common with others first."""
@@ -71,28 +74,36 @@ def _find_ring_risk(job: JobState, groups: dict[GroupId, dict[int, Array]]) -> I
 
 def _first_inversion(
     a: dict[int, Array], b: dict[int, Array], shared: list[int]
-) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the two ranks, and the positions in both groups, of the first pair in opposite orders."""
-    reference: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
-    first_rank = -1
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, ...]] | None:
+    """Return the two ranks, the positions in both groups, and the culprits of the first pair in opposite orders.
+
+    Culprits are the ranks with the order of the fewest; both of the pair where as many have either.
+    """
+    orders: dict[int, tuple[Seqs, Seqs]] = {}
     for rank in shared:
-        if len({*distinct(a[rank]["thread"]).tolist(), *distinct(b[rank]["thread"]).tolist()}) > 1:
-            continue  # several threads: their order is nobody's program
-        # Of each call on `a`, which call on `b` comes next: two ranks that differ in it have opposite orders.
-        before = np.searchsorted(b[rank]["issued_ns"], a[rank]["issued_ns"])
-        following = np.r_[b[rank]["seq"], b[rank]["seq"][-1] + 1][before]
-        known = (before > 0) | (b[rank]["seq"][0] == 0)
-        seqs, nexts = a[rank]["seq"][known], following[known]
-        if reference is None:
-            reference, first_rank = (seqs, nexts), rank
-            continue
-        mine, theirs = find_common((reference[0], seqs))
-        differs = np.flatnonzero(reference[1][mine] != nexts[theirs])
-        for at in differs[:1].tolist():
-            low = int(min(reference[1][mine][at], nexts[theirs][at]))
+        if len({*distinct(a[rank]["thread"]).tolist(), *distinct(b[rank]["thread"]).tolist()}) == 1:
+            # Of each call on `a`, which call on `b` comes next: two ranks that differ in it have opposite orders.
+            before = np.searchsorted(b[rank]["issued_ns"], a[rank]["issued_ns"])
+            following = np.r_[b[rank]["seq"], b[rank]["seq"][-1] + 1][before]
+            known = (before > 0) | (b[rank]["seq"][0] == 0)
+            orders[rank] = a[rank]["seq"][known], following[known]
+        # else several threads: their order is nobody's program
+    first_rank = next(iter(orders), -1)
+    for rank, (seqs, nexts) in orders.items():
+        mine, theirs = find_common((orders[first_rank][0], seqs))
+        usual = orders[first_rank][1][mine]
+        for at in np.flatnonzero(usual != nexts[theirs])[:1].tolist():
+            low, seq = int(min(usual[at], nexts[theirs][at])), int(seqs[theirs][at])
             if all(low in b[r]["seq"] for r in (first_rank, rank)):
-                return (first_rank, rank), (int(reference[0][mine][at]), low)
+                return (first_rank, rank), (seq, low), _fewest(orders, seq) or (first_rank, rank)
     return None
+
+
+def _fewest(orders: dict[int, tuple[Seqs, Seqs]], seq: int) -> tuple[int, ...]:
+    """Return the ranks in which, unlike in most, another call of the second group follows a call of the first."""
+    following = {rank: int(nexts[seqs == seq][0]) for rank, (seqs, nexts) in orders.items() if seq in seqs}
+    ((usual, most), *_) = Counter(following.values()).most_common(1)
+    return tuple(rank for rank, own in following.items() if own != usual) if 2 * most > len(following) else ()
 
 
 def _risk(
@@ -101,6 +112,7 @@ def _risk(
     tables: tuple[dict[int, Array], dict[int, Array]],
     ranks: tuple[int, int],
     positions: tuple[int, int],
+    culprits: tuple[int, ...],
 ) -> Finding:
     sites, facts = {}, []
     firsts = []
@@ -117,13 +129,14 @@ def _risk(
         kind="group-order-risk",
         severity="warning",
         summary=f"{capitalised(ranks)} enter {names} in opposite orders; it did not hang this time, and can hang.",
-        culprit_ranks=ranks,
+        culprit_ranks=culprits,
         confidence=0.85,
         group=job.group(keys[0]),
         op=firsts[0].op,
         seq=positions[0],
         step=firsts[0].step,
-        culprit_call_sites=sites,
+        call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
+        culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
         evidence=tuple(facts),
         advice=("Issue the operations of both groups in the same order on every rank that is a member of both.",),
     )

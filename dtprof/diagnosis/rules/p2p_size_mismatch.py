@@ -15,6 +15,9 @@ from dtprof.job.wait_graph import partner_of
 from dtprof.records import codes
 from dtprof.records.tables import Array
 
+MIN_MESSAGES = 2
+"""Messages of one size before an end that takes another size is said to have changed."""
+
 
 def find_broken_messages(case: Case) -> Iterator[Finding]:
     """Give the finding for each message that met, with another size at its other end, and did not end well."""
@@ -74,17 +77,31 @@ def _size_finding(job: JobState, rank: int, mine: Operation, other: Operation, *
     sender, receiver = (rank, peer) if mine.op == "send" else (peer, rank)
     sent, taken = operations[sender], operations[receiver]
     after = "; the rest of the buffer holds what it held before" if passed else ""
+    changed = [r for r, operation in operations.items() if _has_changed(job, r, operation)]
+    facts = [f"both are message #{mine.nth} from rank {sender} to rank {receiver} of their group and tag"]
+    if len(changed) == 1:
+        facts.append(f"all messages before had one size at both ends, and rank {changed[0]} has another size now")
     return message_finding(
         "p2p-size-mismatch",
         f"Rank {sender} sends {_size_words(sent, taken)}{at_line(sent.site)} to rank {receiver}, which receives "
         f"{_size_words(taken, sent).replace(' bytes', '', 1)}{at_line(taken.site)}{after}.",
         job=job,
         operations=operations,
-        culprits=tuple(sorted(operations)),
+        culprits=tuple(changed) if len(changed) == 1 else tuple(sorted(operations)),
         confidence=0.9,
-        facts=(f"both are message #{mine.nth} from rank {sender} to rank {receiver} of their group and tag",),
+        facts=tuple(facts),
         advice="Give both ends buffers of the same shape and element type, or send the size first.",
     )
+
+
+def _has_changed(job: JobState, rank: int, operation: Operation) -> bool:
+    """Say whether an end of a message has another size than all messages of its channel before."""
+    end = ChannelEnd(operation.group, operation.peer_rank, operation.tag, operation.op == "send")
+    channel = job.ranks[rank].messages.get(end)
+    if channel is None:
+        return False
+    before = channel["nbytes"][channel["nth"] < operation.nth]
+    return len(before) >= MIN_MESSAGES and bool((before == before[0]).all() and before[0] != operation.nbytes)
 
 
 RULES: Declared = (

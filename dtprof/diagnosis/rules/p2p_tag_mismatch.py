@@ -40,9 +40,10 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
                 continue
             peer = mine.peer_rank
             operations = {wait.rank: mine, peer: other}
-            guilty = [r for r, o in operations.items() if _is_unheard_of(job, r, o)]
+            # Where tags count, each of them is new: who counts on has done nothing.
+            guilty = [r for r, o in operations.items() if _breaks_rhythm(job, r, o)]
             if len(guilty) != 1:
-                guilty = [r for r, o in operations.items() if _breaks_rhythm(job, r, o)]
+                guilty = [r for r, o in operations.items() if _is_unheard_of(job, r, o)]
             culprits = tuple(guilty) if len(guilty) == 1 else tuple(sorted(operations))
             facts = [f"rank {r}: {message_words(o)}{at_line(o.site)}" for r, o in sorted(operations.items())]
             if len(guilty) == 1:

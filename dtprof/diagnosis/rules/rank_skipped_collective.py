@@ -9,10 +9,10 @@ import numpy as np
 from dtprof.diagnosis.blocked_ranks import call_sites, places_of
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
-from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.job_state import JobState, RankState, SourcePlace
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
-from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT
+from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT, find_apart
 from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.issued_operations import Operation
@@ -37,6 +37,8 @@ def find_skip(case: Case) -> Iterator[Finding]:
     """
     job = case.job
     questionable: Finding | None = None
+    if case.findings(find_apart):
+        return  # ranks were at other places long before, and completed what does not belong together
     for collective, chosen in ((c, rank) for c in case.open_collectives for rank in _references(c)):
         reference = job.ranks[chosen]
         program = _Program(operations=reference.operations)
@@ -196,11 +198,15 @@ def _skipped(
             goes_on = bool(steps) or (is_usual and a.label != b.label and program.came_here(at, b))
             # Of two ranks neither is usual: then the one that does as in earlier rounds shows what the other left.
             if not goes_on and keeps_pattern(theirs, there) is not True and (is_usual or keeps_pattern(ours, at)):
-                goes_on = _are_around_a_loop(job, (reference, a), (rank, b)) or (
-                    is_usual
-                    and at > 0
-                    and all(o.site != b.site for o in theirs[:there])
-                    and _is_left_out_of_the_round(job, (reference, a), (rank, b), after=ours[at - 1])
+                goes_on = (
+                    _are_around_a_loop(job, (reference, a), (rank, b))
+                    or _has_passed(job, (reference, a), (rank, b))
+                    or (
+                        is_usual
+                        and at > 0
+                        and all(o.site != b.site for o in theirs[:there])
+                        and _is_left_out_of_the_round(job, (reference, a), (rank, b), after=ours[at - 1])
+                    )
                 )
             if not goes_on or _made(theirs, there, a, program.distance(at, b)):
                 return None
@@ -314,7 +320,8 @@ def _is_called_later(job: JobState, rank: RankState, reference: RankState, wante
 def _are_around_a_loop(job: JobState, inside: tuple[RankState, Operation], past: tuple[RankState, Operation]) -> bool:
     """Say whether one rank is in a loop of the source, and the other past its end.
 
-    The one inside has not left the loop where it would have come to the call of the other, which no branch leaves out.
+    The loop is one of the function, or of what it calls there. The one inside has not left it where it would have come
+    to the call of the other, which no branch leaves out.
     Else it may have, and be in the next round of a loop around both: then the other must have run out of batches first.
     """
     a, b, common = _align_frames(inside, past)
@@ -326,11 +333,41 @@ def _are_around_a_loop(job: JobState, inside: tuple[RankState, Operation], past:
     if here is None or len(there) < len(b) - common:
         return False
     ends = [last for first, last in here.loops if first <= x <= last]
-    if not any(last < y for last in ends):
+    within = [*filter(None, map(job.place_in_source, a[common + 1 :]))]  # in what the line of the function calls
+    if not any(last < y for last in ends) and not (x < y and any(place.loops for place in within)):
         return False
     branches = {*there[0].branches}.difference(here.branches).union(*(place.branches for place in there[1:]))
     is_in_round = any(last >= y for last in ends) or any(place.loops for place in around)
     return not branches or not is_in_round or past[0].exhausted > inside[0].exhausted
+
+
+def _has_passed(job: JobState, before: tuple[RankState, Operation], past: tuple[RankState, Operation]) -> bool:
+    """Say whether the source always comes from the call of one rank to that of the other, as from `try` to `finally`.
+
+    Then the other has left out the first call, if only because it raised.
+    """
+    a, b, common = _align_frames(before, past)
+    if common is None:
+        return False
+    here, there = job.place_in_source(a[common]), [*map(job.place_in_source, b[common:])]
+    known = [place for place in there if place is not None]
+    if here is None or len(known) < len(there) or any(place.branches for place in known[1:]):
+        return False
+    x, y, (first, *_) = a[common].line, b[common].line, known
+    if not {*first.branches} <= {*here.branches} or not {*first.loops} <= {*here.loops}:
+        return False
+    leaves_block = (
+        first.block is not None and first.block[0] <= x <= first.block[1] and _is_at_exit(b, known, common + 1)
+    )
+    return leaves_block or any(line == y for _, line in here.following)
+
+
+def _is_at_exit(frames: Sequence[Site], places: Sequence[SourcePlace], at: int) -> bool:
+    """Say whether a frame that a `with` calls is its end: `__exit__`, or what follows the `yield` of a generator."""
+    if at >= len(frames):
+        return False
+    frame, place = frames[at], places[at - len(frames)]
+    return frame.function.endswith(("__exit__", "__aexit__")) or 0 < place.yields < frame.line
 
 
 def _is_left_out_of_the_round(

@@ -18,7 +18,7 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks
-from dtprof.job.group_collectives import at_position, group_tables
+from dtprof.job.group_collectives import at_position, checksum, group_tables, is_of_one_thread
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import Array
@@ -27,10 +27,15 @@ MAX_SHIFT = 16
 """Operations a rank may have skipped or added in a row to be recognised."""
 MIN_TAIL = 4
 """Calls that must fit when shifted."""
+MIN_LAST = 2
+"""The same of a rank that has come to its end: no more calls of it are to come."""
 MIN_MISFITS = 2
 """Calls that must not fit otherwise."""
 MIN_HISTORY = 2
 """Times that all ranks must have issued a call at the same position before one of them counts as having skipped it."""
+
+WITHOUT_ROOT = tuple(map(checksum, ("all_reduce", "all_gather", "reduce_scatter", "barrier")))
+"""Operations that every member calls alike."""
 
 _PLACE = ("op", "line", "numel")
 """Columns in which the same calls of two ranks agree, whenever they are made."""
@@ -55,6 +60,99 @@ def shifts_by_group(job: JobState, *, clock: str = "step") -> dict[GroupId, Find
     """Return the finding for the first shift in each group, by the column that counts rounds: `step` or `forwards`."""
     groups = group_tables(job.ranks).items()
     return {group: finding for group, tables in groups if (finding := _of_group(job, group, tables, clock))}
+
+
+def find_apart(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks at another place of the round than most, by no fixed number of calls.
+
+    As where ranks resume at different steps, and reduce a state at every third: calls of two lines that follow one
+    another were paired, each of which both sides make at other times.
+    """
+    found = []
+    for group, tables in group_tables(case.job.ranks).items():
+        if (first := _first_apart(case.job, tables)) is not None:
+            found.append(_apart_finding(case.job, group, *first))
+    yield from sorted(found, key=lambda finding: finding.step or 0)[:1]
+
+
+def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Operation], tuple[int, ...]] | None:
+    """Return the operations of the first position at which a few ranks are at another place, and these ranks."""
+    start = max(int(table["seq"][0]) for table in tables.values())
+    cut = {rank: table[np.searchsorted(table["seq"], start) :] for rank, table in tables.items()}
+    shortest = min(map(len, cut.values()))
+    if len(cut) < 2 or shortest < MIN_TAIL or not all(is_of_one_thread(table) for table in tables.values()):
+        return None
+    lines = {rank: table["line"][:shortest].tobytes() for rank, table in cut.items()}
+    (usual, most), *_ = Counter(lines.values()).most_common(1)
+    if most == len(lines) or (2 * most <= len(lines) and len(lines) > 2):
+        return None
+    reference = next(cut[rank] for rank, own in lines.items() if own == usual)
+    apart = {}
+    for rank in lines:
+        differs = np.flatnonzero(cut[rank]["line"][:shortest] != reference["line"][:shortest])
+        if len(differs) >= MIN_MISFITS and _are_mixed(reference, cut[rank], int(differs[0])):
+            apart[rank] = int(differs[0])
+    if not apart:
+        return None
+    seq = int(reference["seq"][min(apart.values())])
+    ranks = tuple(sorted(rank for rank, at in apart.items() if at == min(apart.values())))
+    present = at_position(job.ranks, tables, seq)
+    theirs, mine = _both_sides(present, ranks)
+    in_order = _follows(job, mine, theirs) or _follows(job, theirs, mine)
+    return (present, ranks) if in_order and all(o.done for o in present.values()) else None
+
+
+def _are_mixed(reference: Array, own: Array, at: int) -> bool:
+    """Say whether two calls that were paired are alike, and either side makes both, by no fixed number of calls apart.
+
+    Operations with a root are left out: their two ends often have a line each.
+    """
+    theirs, mine = reference[at], own[at]
+    is_alike = theirs["op"] == mine["op"] and int(mine["op"]) in WITHOUT_ROOT
+    makes_both = theirs["line"] in own["line"] and mine["line"] in reference["line"]
+    return (
+        bool(is_alike and makes_both)
+        and _shift(_codes(reference, "step"), _codes(own, "step"), reference, own, surplus=0) is None
+    )
+
+
+def _follows(job: JobState, earlier: Operation, later: Operation) -> bool:
+    """Say whether the source comes from the line of one call to that of another in the same round."""
+    place = job.place_in_source(earlier.site)
+    lines = {line for _, line in place.following} if place is not None else set()
+    return later.site is not None and later.site.line in lines and _is_same_function(earlier, later)
+
+
+def _is_same_function(a: Operation, b: Operation) -> bool:
+    return (
+        a.site is not None and b.site is not None and (a.site.file, a.site.function) == (b.site.file, b.site.function)
+    )
+
+
+def _apart_finding(job: JobState, key: GroupId, present: dict[int, Operation], culprits: tuple[int, ...]) -> Finding:
+    group = job.group(key)
+    theirs, mine = _both_sides(present, culprits)
+    tie = len(present) == 2
+    words = "is" if len(culprits) == 1 else "are"
+    finding = Finding(
+        kind="step-mismatch",
+        summary=f"{capitalised(culprits)} {words} at another place of the round than the others: {mine.op}"
+        f"{at_line(mine.site)} met theirs{at_line(theirs.site)} at #{mine.seq} of {group_words(group)}, and calls that "
+        "do not belong together were paired from there on: results are invalid.",
+        culprit_ranks=tuple(sorted(present)) if tie else culprits,
+        waiting_ranks=victims(job, set(culprits)) if job.went_wrong and not tie else (),
+        confidence=0.6 if tie else 0.8,
+        group=group,
+        op=mine.op,
+        seq=mine.seq,
+        step=mine.step,
+        evidence=(
+            "both lines are calls that either side makes, at other times",
+            *(("which of the two is at the wrong place is not known",) if tie else ()),
+        ),
+        advice=("Compare the steps at which ranks began, as after a resume, and the conditions around both lines.",),
+    )
+    return _with_lines(finding, present)
 
 
 def _earliest(shifts: dict[GroupId, Finding]) -> list[Finding]:
@@ -104,7 +202,16 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
         rank: shift
         for rank, own in codes.items()
         if likeness[rank] != usual
-        and (shift := _shift(codes[reference], own, cut[reference], cut[rank], surplus=_surplus(job, cut, rank)))
+        and (
+            shift := _shift(
+                codes[reference],
+                own,
+                cut[reference],
+                cut[rank],
+                surplus=_surplus(job, cut, rank),
+                tail=MIN_LAST if job.went_wrong and job.ranks[rank].finished else MIN_TAIL,
+            )
+        )
         is not None
     }
     if not shifts and job.went_wrong:
@@ -198,7 +305,9 @@ def _surplus(job: JobState, tables: dict[int, Array], rank: int) -> int:
     return max(0, len(tables[rank]) - lengths.pop())
 
 
-def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Array, *, surplus: int) -> Shift | None:
+def _shift(
+    reference: Codes, own: Codes, reference_table: Array, own_table: Array, *, surplus: int, tail: int = MIN_TAIL
+) -> Shift | None:
     common = min(len(reference), len(own))
     differs = np.flatnonzero(reference[:common] != own[:common])
     if len(differs) < (1 if surplus else MIN_MISFITS):
@@ -214,7 +323,7 @@ def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Arra
             few = len(differs) < MIN_MISFITS
             if few and (not added or by != surplus or np.isin(own[at : at + by], reference).any()):
                 continue  # then lines of its own must show which calls are extra
-            if overlap >= MIN_TAIL and np.array_equal(a[:overlap], b[:overlap]):
+            if overlap >= tail and np.array_equal(a[:overlap], b[:overlap]):
                 return Shift(at=at, by=by if added else -by)
     return None
 
@@ -369,6 +478,7 @@ def _with_lines(finding: Finding, present: dict[int, Operation]) -> Finding:
 KINDS = ("step-mismatch", "rank-skipped-collective")
 RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE, Stage.MISPAIRED), find=find_shift),
+    Rule(kinds=("step-mismatch",), stages=(Stage.DIVERGENCE, Stage.MISPAIRED), find=find_apart),
     Rule(kinds=("rank-skipped-collective",), stages=(Stage.DIVERGENCE,), find=find_skipped_round),
     Refinement(kinds=("rank-skipped-collective",), causes=("rank-exited",), stages=(Stage.LATE,), refine=explain_exit),
 )

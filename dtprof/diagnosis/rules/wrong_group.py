@@ -13,6 +13,7 @@ from dtprof.diagnosis.rules import argument_mismatch
 from dtprof.formatting import list_ranks
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
+from dtprof.job.own_pattern import newest_departure
 from dtprof.records.member_checksums import checksum_of
 from dtprof.records.tables import Site
 
@@ -38,10 +39,28 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
         usual = {r: o for r, o in peers.items() if _used_before(job, o, o.group)}
         if not usual and 2 * len(peers) > len(everyone) and _is_made_once(job, mine.site):
             usual = peers  # outside of loops one line makes no two calls, of which this could be the later one
+        if not usual and _is_of_another_axis(job, rank, mine, peers):
+            usual = peers
         if not usual:
             continue
         return _wrong_finding(job, rank, mine, usual, everyone)
     return None
+
+
+def _is_of_another_axis(job: JobState, rank: int, mine: Operation, peers: dict[int, Operation]) -> bool:
+    """Say whether all others make the call of a line on groups of one name, and of another name than this rank's.
+
+    Some of them are past the line: it does not go on with groups of the other name.
+    """
+    others = [other for other in job.ranks.values() if other.rank != rank]
+    here = [
+        (job.group(o.group).description, other.operations[-1].site != o.site)
+        for other in others
+        for o in other.operations
+        if (o.site, o.op) == (mine.site, mine.op)
+    ]
+    names, wrong = {name for name, _ in here}, job.group(mine.group).description
+    return bool(peers and wrong and len(names) == 1 and wrong not in names and any(is_past for _, is_past in here))
 
 
 def _newer_groups(job: JobState, rank: int, mine: Operation, everyone: dict[int, Operation]) -> dict[int, Operation]:
@@ -69,11 +88,11 @@ def _is_made_once(job: JobState, site: Site) -> bool:
 
 
 def _comes_next(job: JobState, rank: int, operation: Operation) -> bool:
-    """Say whether the group is that of the call that follows this line in the program: then two calls were swapped."""
+    """Say whether the group is that of the like call that follows this line in the program: then two were swapped."""
     following = [
         after.group
         for before, after in pairwise(job.ranks[rank].operations)
-        if (before.site, before.op) == (operation.site, operation.op) and before.done
+        if (before.site, before.op) == (operation.site, operation.op) and before.done and after.op == operation.op
     ]
     return bool(following) and following.count(operation.group) * 2 > len(following)
 
@@ -225,9 +244,29 @@ def find_call_of_absent(
             and newest.group != operation.group
             and {o.group for o in before} == {operation.group}
         ):
-            usual = {r: o for r, o in everyone.items() if (o.group, o.seq) == (operation.group, operation.seq)}
-            return _wrong_finding(job, member.rank, newest, usual, everyone)
+            return _wrong_finding(job, member.rank, newest, _like(operation, everyone), everyone)
+        if (instead := _call_instead(job, member, operation)) is not None:
+            return _wrong_finding(job, member.rank, instead, _like(operation, everyone), everyone)
     return None
+
+
+def _like(operation: Operation, everyone: dict[int, Operation]) -> dict[int, Operation]:
+    return {r: o for r, o in everyone.items() if (o.group, o.seq) == (operation.group, operation.seq)}
+
+
+def _call_instead(job: JobState, member: RankState, awaited: Operation) -> Operation | None:
+    """Return the call at the line of an awaited one that a rank made on another group where it always made that one.
+
+    A rank that then goes on with the awaited call, or has yet to go on, may have swapped two calls of the line.
+    """
+    at = newest_departure(member.operations, awaited.label)
+    if at is None:
+        return None
+    instead, following = member.operations[at], member.operations[at + 1 : at + 2]
+    is_alike = (instead.site, instead.op) == (awaited.site, awaited.op) and instead.group != awaited.group
+    if not is_alike or (following and following[0].label == awaited.label):
+        return None
+    return instead if following or not _comes_next(job, member.rank, instead) else None
 
 
 def _is_meant_for_peers(job: JobState, rank: int, call: Operation) -> bool:

@@ -25,6 +25,11 @@ def test_the_same_inversion_that_went_well_is_a_risk_and_the_same_order_is_none(
     verdict = judge(in_two_groups(["ab", "ab", "ba"], done=True), exit_status=0, stalled=False)
     assert (verdict.outcome, verdict.findings[0].kind) == ("risk", "group-order-risk")
     assert verdict.findings[0].severity == "warning"
+    assert verdict.findings[0].culprit_ranks == (2,)  # the fewest
+    assert judge(in_two_groups(["ab", "ba"], done=True), exit_status=0, stalled=False).findings[0].culprit_ranks == (
+        0,
+        1,
+    )
     assert judge(in_two_groups(["ab", "ab", "ab"], done=True), exit_status=0, stalled=False).findings == ()
 
 

@@ -40,3 +40,17 @@ def test_a_message_that_passed_into_a_larger_buffer_is_reported_though_the_job_w
     message(ranks[1], "recv", 0, 100, 150, line=5, nbytes=16)
     verdict = judge(ranks, exit_status=0, stalled=False)
     assert (verdict.outcome, [finding.kind for finding in verdict.findings]) == ("risk", ["p2p-size-mismatch"])
+
+
+@pytest.mark.parametrize(("sent", "received", "culprits"), [(24, 16, (0,)), (16, 12, (1,)), (24, 12, (0, 1))])
+def test_the_end_that_leaves_the_size_of_all_messages_before_is_the_culprit(
+    sent: int, received: int, culprits: tuple[int, ...]
+) -> None:
+    ranks = pair()
+    for i in range(2):
+        message(ranks[0], "send", 1, 100 * i, 100 * i + 9, line=4, nbytes=16)
+        message(ranks[1], "recv", 0, 100 * i, 100 * i + 9, line=5, nbytes=16)
+    message(ranks[0], "send", 1, 300, line=4, nbytes=sent)
+    message(ranks[1], "recv", 0, 300, line=5, nbytes=received)
+    (finding,) = judge(ranks, exit_status=None).findings
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-size-mismatch", culprits)

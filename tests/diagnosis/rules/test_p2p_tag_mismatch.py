@@ -43,3 +43,14 @@ def test_of_two_ends_with_tags_not_used_before_the_one_that_breaks_its_row_is_na
     message(ranks[1], "recv", 0, 300, line=5, tag=4)
     finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-tag-mismatch", (1,), (0,))
+
+
+def test_where_tags_count_the_end_that_counts_anew_is_named_though_it_has_used_its_tag_before() -> None:
+    ranks = pair()
+    for step in range(4):
+        message(ranks[0], "send", 1, step * 100, step * 100 + 9, line=4, tag=step)
+        message(ranks[1], "recv", 0, step * 100, step * 100 + 9, line=5, tag=step)
+    message(ranks[0], "send", 1, 400, line=4, tag=0)
+    message(ranks[1], "recv", 0, 400, line=5, tag=4)
+    finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-tag-mismatch", (0,), (1,))

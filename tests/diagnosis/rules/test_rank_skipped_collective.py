@@ -310,3 +310,28 @@ def test_one_more_round_of_an_inner_loop_before_the_step_of_the_others_skips_not
 
     finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(
+    ("following", "branches", "kind"),
+    [
+        ((("barrier", 20),), (), "rank-skipped-collective"),  # `finally: barrier()`
+        ((), (), "collective-order-mismatch"),  # the source does not come from the one to the other
+        ((("barrier", 20),), ((19, 21),), "collective-order-mismatch"),  # `if rank == 1: barrier()`: one too many
+    ],
+)
+def test_who_is_in_a_call_that_the_source_always_comes_to_after_that_of_the_others_skipped_theirs(
+    following: tuple[tuple[str, int], ...], branches: tuple[tuple[int, int], ...], kind: str
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        name, line = ("barrier", 20) if rank.rank == 1 else ("all_reduce", 10)
+        rank.op(name, 0, site=rank.site("train", line=line), nbytes=8)
+
+    def place(_: str, line: int) -> SourcePlace:
+        if line == 10:
+            return SourcePlace(in_loop=False, following=frozenset(following))
+        return SourcePlace(in_loop=False, following=frozenset(), branches=branches)
+
+    finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.job_state import JobState, SourcePlace
+from dtprof.diagnosis.rules.step_mismatch import find_apart
 from dtprof.records import events
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, kinds_after_success
@@ -238,3 +240,45 @@ def test_a_rank_that_makes_a_round_more_than_all_others_before_the_last_call_is_
         rank.op("all_reduce", rounds * STEP, done, site=rank.site("all_reduce", line=20), nbytes=8)
     finding = found_by("step_mismatch", build_job(ranks, exit_status=1))[0]
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 5)
+
+
+def rounds_from(start: int, rank: RankBuilder, every: int) -> None:
+    """Let a rank average gradients in line 30 in each step up to 12, and a state in line 32 every few steps."""
+    for i, step in enumerate(range(start, 12)):
+        t = STEP * i
+        rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=30), step=i, nbytes=8)
+        if step % every == 0:
+            rank.op("all_reduce", t + 20, t + 29, site=rank.site("all_reduce", line=32), step=i + 1, nbytes=8)
+
+
+@pytest.mark.parametrize(
+    ("starts", "in_order", "culprits"),
+    [((3, 3, 4), True, (2,)), ((3, 4), True, (0, 1)), ((3, 3, 3), True, None), ((3, 3, 4), False, None)],
+)
+def test_ranks_that_resumed_at_other_steps_pair_calls_of_other_steps(
+    starts: tuple[int, ...], in_order: bool, culprits: tuple[int, ...] | None
+) -> None:
+    ranks = [RankBuilder(rank, len(starts)) for rank in range(len(starts))]
+    for rank, start in zip(ranks, starts, strict=True):
+        rounds_from(start, rank, every=3)
+
+    def place(_: str, line: int) -> SourcePlace:
+        after = frozenset({("all_reduce", 32)}) if line == 30 and in_order else frozenset[tuple[str, int]]()
+        return SourcePlace(in_loop=True, following=after)
+
+    found = find_apart(Case(build_job(ranks, exit_status=1, find_place=place)))
+    assert [(finding.kind, finding.culprit_ranks, finding.seq) for finding in found] == (
+        [] if culprits is None else [("step-mismatch", culprits, 1)]
+    )
+
+
+def test_a_rank_that_left_the_training_early_and_ended_skipped_its_last_rounds() -> None:
+    # Training averages 8 times in line 9, validation 3 times in line 20, which is paired; rank 0 trains 6 times.
+    ranks = [RankBuilder(rank, 3, closed=rank == 0) for rank in range(3)]
+    for rank in ranks:
+        calls = [9] * (8 if rank.rank else 6) + [20] * (2 if rank.rank else 3)
+        for i, line in enumerate(calls):
+            end = 100 * i + 9 if i < 9 else None
+            rank.op("all_reduce", 100 * i, end, site=rank.site("all_reduce", line=line), nbytes=8)
+    finding = found_by("step_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (0,), 6)
