@@ -114,7 +114,8 @@ def _judge(
     values = {rank: _value_of(operation, argument) for rank, operation in operations.items()}
     usual = Counter(values.values()).most_common(1)[0][0]
     minority = {rank for rank, value in values.items() if value != usual}
-    if pairs:
+    is_even = all(operation.sizes is None for operation in operations.values())
+    if pairs and (not is_even or 2 * len(minority) >= len(values)):
         often = Counter(rank for sender, receiver, *_ in pairs for rank in (sender, receiver))
         minority = {rank for rank, count in often.items() if count == max(often.values())}
     is_tie = 2 * len(minority) >= len(values)
@@ -133,7 +134,7 @@ def _judge(
 
 def _value_of(operation: Operation, argument: str) -> Hashable:
     if argument == "sizes":
-        return operation.sizes[0] if operation.sizes is not None else None
+        return operation.sizes[0] if operation.sizes is not None else operation.numel
     value: Hashable = getattr(operation, argument)
     return value
 
@@ -161,8 +162,9 @@ def _find_bad_pairs(operations: Mapping[int, Operation]) -> list[BadPair]:
     ranks = next(iter(operations.values())).group.ranks
     if all(operation.sizes is None for operation in operations.values()):
         sent = {rank: operation.numel for rank, operation in operations.items()}
-        first = min(sent)
-        others = (rank for rank in sent if sent[rank] != sent[first])
+        usual = Counter(sent[rank] for rank in sorted(sent)).most_common(1)[0][0]
+        first = min(rank for rank in sent if sent[rank] == usual)
+        others = (rank for rank in sent if sent[rank] != usual)
         return [(first, rank, sent[first] // len(ranks), sent[rank] // len(ranks)) for rank in others]
     pairs = []
     for sender, mine in operations.items():

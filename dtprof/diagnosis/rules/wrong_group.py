@@ -266,7 +266,9 @@ def _call_instead(job: JobState, member: RankState, awaited: Operation) -> Opera
     is_alike = (instead.site, instead.op) == (awaited.site, awaited.op) and instead.group != awaited.group
     if not is_alike or (following and following[0].label == awaited.label):
         return None
-    return instead if following or not _comes_next(job, member.rank, instead) else None
+    usual = [after.label for before, after in pairwise(member.operations[:at]) if before.label == awaited.label]
+    is_next = _comes_next(job, member.rank, instead) or usual[-1:] == [instead.label]
+    return instead if following or not is_next else None
 
 
 def _is_meant_for_peers(job: JobState, rank: int, call: Operation) -> bool:

@@ -140,6 +140,28 @@ def test_an_exchange_in_which_one_expects_less_than_another_sends_is_a_split_mis
     assert (finding.kind, finding.culprit_ranks) == ("split-size-mismatch", (0, 2))
 
 
+@pytest.mark.parametrize(("odd", "world_size", "culprits"), [(2, 3, (2,)), (0, 3, (0,)), (1, 2, (0, 1))])
+def test_of_even_exchanges_the_rank_with_another_size_than_most_is_the_culprit(
+    odd: int, world_size: int, culprits: tuple[int, ...]
+) -> None:
+    ranks = ranks_in_step(world_size, 2)
+    for rank in ranks:
+        rank.op("all_to_all", 2200, nbytes=60 if rank.rank == odd else 48)
+    finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("split-size-mismatch", culprits)
+
+
+def test_what_the_back_end_let_pass_before_a_mismatch_that_hangs_is_named() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        calls = ("reduce_scatter", "all_gather") if rank.rank == 0 else ("all_reduce", "all_reduce")
+        rank.op(calls[0], 2200, 2250, site=rank.site(calls[0], line=60), nbytes=64)
+        rank.op(calls[1], 2300, site=rank.site(calls[1], line=61), nbytes=64)
+    finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (0,))
+    assert finding.culprit_call_sites[0].line == 60
+
+
 def test_gathers_and_exchanges_of_uneven_size_that_fit_are_healthy() -> None:
     ranks = ranks_in_step(3, 2)
     for rank in ranks:

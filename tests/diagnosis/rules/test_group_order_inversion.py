@@ -1,5 +1,7 @@
 """Ranks wait for one another in groups that they entered in opposite orders."""
 
+import pytest
+
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.verdict import decide
 from tests.builders import RankBuilder
@@ -81,3 +83,28 @@ def test_of_two_ranks_in_a_cycle_the_one_that_leaves_its_own_order_is_the_culpri
         rank.op("all_reduce", 310, group=team if rank.rank == 0 else 0, site=site, nbytes=8)
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("group-order-inversion", (1,))
+
+
+@pytest.mark.parametrize(("orders", "kind"), [("abab", "wrong-group"), ("ab", "group-order-inversion")])
+def test_a_loop_over_groups_that_goes_on_after_a_call_on_another_group_used_the_wrong_one(
+    orders: str, kind: str
+) -> None:
+    # One line calls on a, then on b. Rank 1 calls on a twice: paired with the next round of others, it goes on to `c`.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        groups = {name: rank.group(name, range(3), name) for name in "abc"}
+        site = rank.site("all_reduce", line=30)
+        for round_ in range(3):
+            for i, name in enumerate("abc"):
+                t = 100 * round_ + 10 * i
+                rank.op("all_reduce", t, t + 9, group=groups[name], site=site, nbytes=8)
+        rank.op("all_reduce", 300, 309, group=groups["a"], site=site, nbytes=8)
+        if rank.rank == 1 and orders == "abab":
+            rank.op("all_reduce", 310, 319, group=groups["a"], site=site, nbytes=8)
+            rank.op("all_reduce", 320, None, returned=321, group=groups["c"], site=site, nbytes=8)
+        elif rank.rank == 1:
+            rank.op("all_reduce", 310, None, returned=311, group=groups["c"], site=site, nbytes=8)
+        else:
+            rank.op("all_reduce", 310, None, returned=311, group=groups["b"], site=site, nbytes=8)
+    finding = found_by("group_order_inversion", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
