@@ -14,11 +14,11 @@ import numpy.typing as npt
 from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
-from dtprof.formatting import list_ranks
-from dtprof.job.group_collectives import at_position, checksum, group_tables, is_of_one_thread
+from dtprof.formatting import list_ranks, plural
+from dtprof.job.group_collectives import at_position, checksum, group_tables, is_of_one_thread, line_of
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import Array
@@ -60,6 +60,46 @@ def shifts_by_group(job: JobState, *, clock: str = "step") -> dict[GroupId, Find
     """Return the finding for the first shift in each group, by the column that counts rounds: `step` or `forwards`."""
     groups = group_tables(job.ranks).items()
     return {group: finding for group, tables in groups if (finding := _of_group(job, group, tables, clock))}
+
+
+def explain_majority(case: Case, left: Finding) -> Iterator[Finding]:
+    """Give the finding for ranks that wait in one more call of a line than most, who made all of theirs and ended.
+
+    Who ends itself, by `sys.exit` for example, has not come to the end of its program.
+    """
+    job = case.job
+    gone = [job.ranks[rank] for rank in left.culprit_ranks if rank in job.ranks]
+    waiting = {
+        rank: o for rank in left.waiting_ranks if (o := job.ranks[rank].first_blocking) is not None and not o.p2p
+    }
+    group = next((o.group for o in waiting.values()), None)
+    tables = group_tables(job.ranks).get(group, {}) if group is not None else {}
+    if group is None or len(tables) < len(group.ranks) or len(tables) != len(gone) + len(waiting):
+        return
+    seqs = {o.seq for o in waiting.values()} | {len(tables[rank.rank]) for rank in gone if rank.rank in tables}
+    lines = {line_of(o.site) for o in waiting.values()}
+    is_end = len(gone) > len(waiting) and all(rank.finished and rank.left_at is None for rank in gone)
+    is_again = len(seqs) == len(lines) == 1 and all(np.isin([*lines], tables[r.rank]["line"]).all() for r in gone)
+    if is_end and is_again:
+        first = next(iter(waiting.values()))
+        culprits, words = tuple(sorted(waiting)), f"{plural(first.seq, 'call')} of {group_words(job.group(group))}"
+        yield explain(
+            Finding(
+                kind="step-mismatch",
+                summary=f"{capitalised(culprits)} made more rounds than the others, which ended after {words}, "
+                f"and went on to one more {first.op}{at_line(first.site)}.",
+                culprit_ranks=culprits,
+                confidence=0.75,
+                group=job.group(group),
+                op=first.op,
+                seq=first.seq,
+                step=first.step,
+                culprit_call_sites=call_sites(waiting),
+                evidence=(f"{list_ranks(left.culprit_ranks)} came to the end of the program after equally many calls",),
+                advice=("Look for a batch, a retry or a warm-up that only this rank makes.",),
+            ),
+            left,
+        )
 
 
 def find_apart(case: Case) -> Iterator[Finding]:
@@ -476,9 +516,11 @@ def _with_lines(finding: Finding, present: dict[int, Operation]) -> Finding:
 
 
 KINDS = ("step-mismatch", "rank-skipped-collective")
+ENDS = (Stage.WAIT, Stage.LATE)
 RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE, Stage.MISPAIRED), find=find_shift),
     Rule(kinds=("step-mismatch",), stages=(Stage.DIVERGENCE, Stage.MISPAIRED), find=find_apart),
     Rule(kinds=("rank-skipped-collective",), stages=(Stage.DIVERGENCE,), find=find_skipped_round),
     Refinement(kinds=("rank-skipped-collective",), causes=("rank-exited",), stages=(Stage.LATE,), refine=explain_exit),
+    Refinement(kinds=("step-mismatch",), causes=("rank-exited",), stages=ENDS, refine=explain_majority),
 )

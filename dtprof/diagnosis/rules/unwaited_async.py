@@ -27,6 +27,7 @@ from dtprof.records import codes
 from dtprof.records.tables import Array, EarlyUse, Group, Site, join, select
 
 RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+RECEIVE_MOST = (*RECEIVE_ALL, "broadcast")
 """Collectives that fill a buffer on every member."""
 HANDED_OUT = ("broadcast", "reduce", "gather", "scatter", "isend", "irecv", "batch_isend_irecv")
 """Other functions that return a handle."""
@@ -204,7 +205,7 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
         open_ended = (ends == len(table)) & (not job.ranks[rank].finished)
         dropped = here[~covered & ~open_ended]
         operation = collectives.operation(int(table["row"][here[0]]))
-        if len(dropped) and operation.op in RECEIVE_ALL and _is_of_the_program(operation):
+        if len(dropped) and operation.op in RECEIVE_MOST and _is_of_the_program(operation):
             found[place] = collectives.operation(int(table["row"][dropped[0]])), len(dropped)
     return found
 
@@ -223,7 +224,7 @@ def _are_some_of_each_step(steps: npt.NDArray[np.int64], unused: Mask) -> bool:
 def _is_of_the_program(operation: Operation) -> bool:
     """Say whether the program itself made the call: handles of a library are its own business."""
     site = operation.site
-    return site is not None and site.label is None and site.api.startswith(RECEIVE_ALL)
+    return site is not None and site.label is None and site.api.startswith(RECEIVE_MOST)
 
 
 def _finding_of_all(job: JobState, group: GroupId, dropped: dict[int, tuple[Operation, int]]) -> Finding:

@@ -50,7 +50,8 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
 def _is_of_another_axis(job: JobState, rank: int, mine: Operation, peers: dict[int, Operation]) -> bool:
     """Say whether all others make the call of a line on groups of one name, and of another name than this rank's.
 
-    Some of them are past the line: it does not go on with groups of the other name.
+    Some of them are past the line: it does not go on with groups of the other name, nor does the next line, with which
+    this rank may have swapped it.
     """
     others = [other for other in job.ranks.values() if other.rank != rank]
     here = [
@@ -60,7 +61,14 @@ def _is_of_another_axis(job: JobState, rank: int, mine: Operation, peers: dict[i
         if (o.site, o.op) == (mine.site, mine.op)
     ]
     names, wrong = {name for name, _ in here}, job.group(mine.group).description
-    return bool(peers and wrong and len(names) == 1 and wrong not in names and any(is_past for _, is_past in here))
+    follows = {
+        job.group(after.group).description
+        for other in others
+        for before, after in pairwise(other.operations)
+        if (before.site, before.op, after.op) == (mine.site, mine.op, mine.op)
+    }
+    is_known = bool(peers and wrong) and len(names) == 1 and any(is_past for _, is_past in here)
+    return is_known and wrong not in names | follows
 
 
 def _newer_groups(job: JobState, rank: int, mine: Operation, everyone: dict[int, Operation]) -> dict[int, Operation]:

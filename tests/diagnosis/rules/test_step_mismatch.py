@@ -282,3 +282,19 @@ def test_a_rank_that_left_the_training_early_and_ended_skipped_its_last_rounds()
             rank.op("all_reduce", 100 * i, end, site=rank.site("all_reduce", line=line), nbytes=8)
     finding = found_by("step_mismatch", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (0,), 6)
+
+
+@pytest.mark.parametrize(
+    ("enders", "line", "kind"), [(2, 9, "step-mismatch"), (2, 30, "rank-exited"), (1, 9, "rank-exited")]
+)
+def test_a_rank_in_one_more_round_than_most_made_it_and_the_others_have_not_left_early(
+    enders: int, line: int, kind: str
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=rank < enders) for rank in range(3)]
+    for rank in ranks:
+        for i in range(5):
+            rank.op("all_reduce", 100 * i, 100 * i + 9, site=rank.site("all_reduce", line=9), nbytes=8)
+        if rank.rank >= enders:
+            rank.op("all_reduce", 600, site=rank.site("all_reduce", line=line), nbytes=8)
+    (finding, *_) = judge(ranks, exit_status=None).findings
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2,) if kind == "step-mismatch" else (*range(enders),))

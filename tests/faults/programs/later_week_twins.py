@@ -119,10 +119,10 @@ def models_averaged_every_few_steps(rank: int) -> None:
 
 @healthy()
 def gradients_compressed_by_a_hook(rank: int) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     model = DistributedDataParallel(nn.Linear(6, 2))
-    model.register_comm_hook(None, bf16_compress_hook)
+    model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for batch in batches(rank, 5):
         optimizer.zero_grad()
@@ -285,3 +285,19 @@ def receives_begun_long_before_their_messages(rank: int) -> None:
         else:
             pending[index].wait()
             assert float(boxes[index][0]) == index
+
+
+@healthy()
+def running_statistics_of_an_evaluation_on_one_rank(rank: int) -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, batch in enumerate(batches(rank, 6)):
+        optimizer.zero_grad()
+        model(batch).mean().backward()
+        optimizer.step()
+        if step == 3 and rank == 0:
+            model.eval()
+            with torch.no_grad():
+                model(batch)
+            model.train()
+    del model

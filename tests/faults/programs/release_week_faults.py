@@ -856,7 +856,7 @@ def an_augmentation_that_one_rank_does_twice(rank: int) -> None:
             weight -= 0.01 * gradient
 
 
-@faulty("rank-exited", 1, joins=False)
+@faulty("rank-never-joined", 1, joins=False)
 def a_rank_that_has_nothing_to_do(rank: int) -> None:
     shards = {0: ["a", "b"], 1: [], 2: ["c"]}[rank]
     if not shards:
