@@ -6,8 +6,9 @@ is spent, with no arithmetic of intervals: tests compare this truth with what th
 
 import numpy as np
 
+from dtprof.intervals import Column
 from dtprof.records import events
-from tests.synthetic.job import WORLD, Column, Event, Job, Truth
+from tests.synthetic.job import WORLD, Event, Job, Truth
 
 CALL_NS = 2_000
 """From the issue of an operation until the call returns."""

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from dtprof.capture.group_descriptions import members_of
+from dtprof.intervals import Column
 from dtprof.records import events, paths, schema
 from dtprof.records.nodes import host_clocks
 from dtprof.records.rank_log import dropped_totals
 from dtprof.records.rank_log.archive import RECORD_DTYPE, archive_segment
 from dtprof.records.tables import Array
-from tests.synthetic.job import WORLD, Column, Event, HostClock, Job, Truth
+from tests.synthetic.job import WORLD, Event, HostClock, Job, Truth
 from tests.synthetic.simulation import CALL_NS, Simulation
 
 WALL_CLOCK_NS = 1_790_000_000_000_000_000
