@@ -69,7 +69,6 @@ class Fingerprint:
     dtype: str | None
     reported_by: int | None
     """The rank that printed this message: the rank itself, a peer, or unknown."""
-    has_peer: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,6 @@ def _dump(document: dict[str, Any], path: Path, entries: Entries, written_ns: in
         last_done_ns=entries.last_done_ns,
         last_site=entries.last_site,
         written_ns=written_ns,
-        num_entries=len(held),
         problems=tuple(problems if entries.malformed else ()),
     )
 

@@ -122,5 +122,4 @@ class Dump:
     last_done_ns: int  # the last known end of an operation; 0: unknown
     last_site: Site | None
     written_ns: int  # when the file was written
-    num_entries: int
     problems: tuple[str, ...] = field(default=())

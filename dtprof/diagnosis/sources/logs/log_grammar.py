@@ -282,7 +282,6 @@ def _read_fingerprints(line: LogLine, order: Order, facts: Facts) -> None:
                 shape=one[5],
                 dtype=one[6],
                 reported_by=int(found[0][1]) if i == 0 or not one[2] else None,
-                has_peer=len(found) > 1,
             )
         )
 
