@@ -234,11 +234,11 @@ def _collect(run: Path, records: Path, settings: JobSettings, job: str | None) -
 
 def _remote_remark(starter: str) -> str:
     """Return what to do where a program starts the ranks of other hosts, which this launcher does not reach."""
-    behind = "deepspeed --no_python --no_local_rank" if starter == "deepspeed" else f"{starter} ..."
-    return (
-        f"{starter} starts ranks on other hosts, which this launcher does not record; to record them, put dtprof run "
-        f"behind {starter}: {behind} dtprof run -o DIR -- python train.py"
-    )
+    if starter == "deepspeed":
+        way = "start it on each host: dtprof run --join -o DIR -- deepspeed --no_ssh --node_rank N ..."
+    else:
+        way = f"put dtprof run behind {starter}: {starter} ... dtprof run -o DIR -- python train.py"
+    return f"{starter} starts ranks on other hosts, which this launcher does not record; to record them, {way}"
 
 
 def _place_of_records(run: Path, settings: JobSettings, manifest: run_directory.LauncherDocument) -> Path:
