@@ -14,7 +14,7 @@ from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT, find_apart
 from dtprof.formatting import plural
-from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
+from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum, line_of
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import MAX_ALIKE, keeps_pattern, usual_operation
 from dtprof.records import codes
@@ -77,8 +77,8 @@ def find_skip(case: Case) -> Iterator[Finding]:
 def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, rank: RankState) -> bool:
     """Say whether a rank that waits in the call after the skipped one may have made the two in the other order.
 
-    It issued nothing after what precedes both but the call that it waits in. Where the source can be read, and the two
-    are at different lines, a round reaches these in one order alone unless the source says otherwise.
+    It issued nothing after what precedes both but the call that it waits in. Where the source can be read, and has the
+    two at different lines, the program reaches these in one order alone: another order has lines of its own.
     """
     now = rank.first_blocking
     newest = rank.operations[-2:]
@@ -87,11 +87,8 @@ def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, r
         return False
     if newest[0].label != reference.operations[at - 1].label:
         return False
-    behind = job.place_in_source(now.site)
-    if behind is None or skipped.site is None or now.site is None or job.place_in_source(skipped.site) is None:
-        return True
-    is_one_line = (skipped.site.file, skipped.site.line) == (now.site.file, now.site.line)
-    return is_one_line or skipped.site.line in {line for _, line in behind.following}
+    are_known = all(job.place_in_source(site) is not None for site in (skipped.site, now.site))
+    return not are_known or line_of(skipped.site) == line_of(now.site)
 
 
 def find_left_loop(case: Case) -> Iterator[Finding]:
