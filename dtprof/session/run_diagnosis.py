@@ -100,7 +100,9 @@ def _diagnose_attempts(
         find_places=lambda file: _read_source(Path(file), run, _read_places),
     )
     last = judge(merge([evidence, *beside]))
-    if summarise is not None and not last.verdict.findings and not run.manifest.ended_realtime_ns:
+    # In a hurry, the summary is that of the newest steps already.
+    is_whole = summarise is not None and newest is None
+    if is_whole and not last.verdict.findings and not run.manifest.ended_realtime_ns:
         last = _judge_newest(run, executor, evidence, beside) or last
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
         return last.verdict
