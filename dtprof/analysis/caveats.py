@@ -300,8 +300,8 @@ def _is_tensor_parallel(fact: RankFacts) -> bool:
 def _never_recorded(used: MeasuredSteps, facts: Sequence[RankFacts], reductions: Sequence[RankReduction]) -> list[str]:
     if not used.known:
         return ["stragglers: blame is counted per step, and there are no steps"]
-    if any(reduction.knows_idle for reduction in reductions):
+    if any((reduction.partition_ns or {}).get("idle") for reduction in reductions):
         return []
     if facts and all(fact.device_error_ns is not None for fact in facts):
-        return [f"{IDLE}: what a device does between two marks is not recorded; idle is not known"]
-    return [f"{IDLE}: a waiting CPU looks like a working one; idle is not known, its time is in host"]
+        return [f"{IDLE}: what a device does between two marks is not recorded; idle is 0"]
+    return [f"{IDLE}: a waiting CPU looks like a working one; idle is 0 and its time is in host"]

@@ -13,8 +13,6 @@ from typing import Any, Generic, Literal, TypeVar
 
 from dtprof.analysis.communication.traffic import measure_overlap
 from dtprof.analysis.results import (
-    BUBBLE,
-    IDLE,
     PARTS,
     CallSiteResult,
     CollectiveResult,
@@ -463,11 +461,7 @@ _PARTS = {
     "checkpoint": "A checkpoint is written or read.",
     "optimizer": "The optimizer's own work.",
     "host": "Work of the host outside every known phase: logging, evaluation, the rest of the loop.",
-    "idle": "Neither host nor device does anything; known of imported traces of a device, else its time is in host.",
-}
-_UNKNOWN_PARTS = {
-    BUBBLE: "the times of its pipeline are unknown",
-    IDLE: "what a device does between two marks is not recorded, and a waiting CPU looks like a working one",
+    "idle": "Neither host nor device does anything; known of a device, else 0 and its time is in host.",
 }
 RANK: tuple[Metric[RankResult], ...] = (
     Metric(
@@ -492,7 +486,7 @@ RANK: tuple[Metric[RankResult], ...] = (
             section="Partition",
             clock="device",
             value=partial(_part, part),
-            null=_UNKNOWN_PARTS.get(part, NO_PARTITION),
+            null=NO_PARTITION if part != "bubble" else "the times of its pipeline are unknown",
             json=f"ranks[].partition_ns.{part}",
             tooltips={"step_parts": part},
             compared=4,

@@ -105,7 +105,6 @@ class RankReduction:
     steps_ns: int  # duration of all of them
     parts_ns: dict[str, int] | None  # None where no steps are used, or completion is not observed
     newest_parts_ns: dict[str, int] | None  # of the last step alone
-    knows_idle: bool  # else the idle of both is 0, and in their host
     all_phases_ns: dict[str, int]
     all_user_phases_ns: dict[str, int]
     num_events: int
@@ -316,7 +315,6 @@ def reduce_ranks(
                 newest_parts_ns={part: int(ns[batch.window_bounds[i + 1] - 1]) for part, ns in parts.items()}
                 if seen[i]
                 else None,
-                knows_idle=len(one.placed.phases[events.DEVICE_BUSY]) > 0,
                 all_phases_ns=phases[i],
                 all_user_phases_ns=_user_phases(one) if num_steps else {},
                 num_events=_count_events(tables, windows) if num_steps else 0,

@@ -26,9 +26,7 @@ PARTS = (
 )
 """The exact partition of a step, in the order in which it is drawn."""
 BUBBLE = "bubble"
-"""May be unknown where the other parts are known; its time is in exposed_wait, host or idle then."""
-IDLE = "idle"
-"""Unknown where no other tool recorded what a device did between two marks; its time is in host then."""
+"""The part that may be unknown where the others are known; its time is in exposed_wait, host or idle then."""
 PHASES = (
     "data",
     "forward",
@@ -177,7 +175,7 @@ class RankResult:
 
     rank: int
     step_ns: int | None
-    partition_ns: Mapping[str, int | None] | None  # by PARTS; bubble and idle are None where not known
+    partition_ns: Mapping[str, int | None] | None  # by PARTS; the bubble is None where it is not known
     phases_ns: dict[str, int] | None  # by PHASES
     peak_bytes: int | None
     memory_categories: dict[str, int | None]  # by memory.CATEGORIES; empty where none was recorded

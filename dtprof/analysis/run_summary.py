@@ -37,7 +37,6 @@ from dtprof.analysis.results import (
     BUBBLE,
     DEVICE,
     HOST,
-    IDLE,
     CriticalPathResult,
     DeviceTimes,
     GroupResult,
@@ -430,10 +429,9 @@ def _rank_result(
     knows_bubble: bool,
 ) -> RankResult:
     manifest = run.manifest
-    partition: dict[str, int | None] | None = None
-    if reduction.partition_ns is not None:
-        known = {BUBBLE: knows_bubble, IDLE: reduction.knows_idle}
-        partition = {part: ns if known.get(part, True) else None for part, ns in reduction.partition_ns.items()}
+    partition: Mapping[str, int | None] | None = reduction.partition_ns
+    if partition is not None and not knows_bubble:
+        partition = {**partition, BUBBLE: None}
     return RankResult(
         rank=fact.rank,
         step_ns=reduction.step_ns,

@@ -24,7 +24,7 @@ from dtprof.analysis.memory.rank_memory import find_categories, find_peak
 from dtprof.analysis.pipeline.bubbles import RankPipeline
 from dtprof.analysis.rank_reductions import RankFacts, RankReduction
 from dtprof.analysis.rank_surveys import Surveys, survey_run
-from dtprof.analysis.results import BUBBLE, IDLE, Summary
+from dtprof.analysis.results import BUBBLE, Summary
 from dtprof.analysis.run_summary import Reductions, reduce_run, state_summary, summarise
 from dtprof.analysis.steps.part_bands import add_parts
 from dtprof.analysis.steps.step_boundaries import (
@@ -196,11 +196,7 @@ def _newest_step(fold: _Fold, surveys: Surveys, used: MeasuredSteps) -> NewestSt
         if len(windows):
             durations[own.rank] = int(windows[0, 1] - windows[0, 0])
     parts = {
-        own.rank: {
-            part: ns
-            for part, ns in own.newest_parts_ns.items()
-            if {BUBBLE: own.rank not in unknown, IDLE: own.knows_idle}.get(part, True)
-        }
+        own.rank: {part: ns for part, ns in own.newest_parts_ns.items() if part != BUBBLE or own.rank not in unknown}
         for own in fold.reduced.ranks
         if own.newest_parts_ns is not None
     }
@@ -294,7 +290,6 @@ def _join_reductions(parts: Sequence[tuple[int, RankReduction]]) -> RankReductio
         num_steps=sum(own.num_steps for own in reductions),
         steps_ns=sum(own.steps_ns for own in reductions),
         parts_ns=_sum_named(totals) if is_seen else None,
-        knows_idle=any(own.knows_idle for own in reductions),
         all_phases_ns=_sum_named([own.all_phases_ns for own in reductions]),
         all_user_phases_ns=_sum_named([own.all_user_phases_ns for own in reductions]),
         num_events=sum(own.num_events for own in reductions),

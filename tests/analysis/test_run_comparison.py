@@ -4,7 +4,7 @@ import pytest
 
 from dtprof.analysis.comparison.comparison_series import COLLECTIVES, JOB, RANKS, Figure, measure_run
 from dtprof.analysis.comparison.run_comparison import AT_LEAST, Comparison, FigureChange, compare_runs
-from dtprof.analysis.results import IDLE, PARTS
+from dtprof.analysis.results import PARTS
 from dtprof.analysis.run_summary import summarise
 from tests.analysis.noisy_runs import noisy_run
 from tests.builders import MemoryRun, RankBuilder
@@ -47,7 +47,7 @@ def test_means_are_those_of_the_steps() -> None:
     assert means[JOB, "exposed_ns", -1] == 15
     assert means[COLLECTIVES, "wait_ns", -1] == 5
     assert means[COLLECTIVES, "transfer_ns", -1] == 10
-    assert sum(means[JOB, f"{part}_ns", -1] for part in PARTS if part != IDLE) == 100
+    assert sum(means[JOB, f"{part}_ns", -1] for part in PARTS) == 100
     assert figures.exposed_fraction is not None
     assert figures.exposed_fraction.mean == pytest.approx(0.15)
     assert figures.wait_fraction is not None
@@ -78,9 +78,6 @@ def test_means_agree_with_the_summary() -> None:
     for rank in summary.ranks:
         assert rank.partition_ns is not None
         for part, mean in {**rank.partition_ns, "step": rank.step_ns}.items():
-            if part == IDLE:
-                assert mean is None
-                continue
             assert figures.estimates[Figure(RANKS, f"{part}_ns", rank=rank.rank)].mean == pytest.approx(mean, abs=2)
     (row,) = summary.collectives
     exposed = Figure(COLLECTIVES, "exposed_ns", group="default_pg", members=4, op="all_reduce", api="all_reduce")

@@ -48,7 +48,7 @@ def check_invariants(summary: Summary) -> None:
     for rank in summary.ranks:
         if rank.partition_ns is not None:
             assert tuple(rank.partition_ns) == PARTS
-            assert sum(filter(None, rank.partition_ns.values())) == rank.step_ns
+            assert sum(rank.partition_ns.values()) == rank.step_ns
         if rank.phases_ns is not None:
             assert tuple(rank.phases_ns) == PHASES
             assert sum(rank.phases_ns.values()) == rank.step_ns

@@ -42,7 +42,7 @@ def test_a_step_is_partitioned_as_worked_out_by_hand() -> None:
         "checkpoint": 0,
         "optimizer": 10,
         "host": 10,
-        "idle": None,
+        "idle": 0,
     }
     assert result.phases_ns == {
         "data": 5,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dtprof
-from dtprof.analysis.results import IDLE, PARTS, PipelineResult
+from dtprof.analysis.results import PARTS, PipelineResult
 from dtprof.api.trackers import describe
 from dtprof.errors import MissingDependencyError, NotARunError
 from tests.analysis.noisy_runs import build_ranks
@@ -50,12 +50,9 @@ def test_figures_are_those_of_the_summary(run: Path, wandb: Any) -> None:
     assert figures["dtprof/step_median_ms"] == summary.steps.duration_ns.median / 1e6
     total = sum(rank.step_ns or 0 for rank in summary.ranks)
     for part in PARTS:
-        if part == IDLE:  # not known without a device
-            assert f"dtprof/share/{part}" not in figures
-            continue
         spent = sum((rank.partition_ns or {})[part] for rank in summary.ranks)
         assert figures[f"dtprof/share/{part}"] == pytest.approx(spent / total)
-    assert sum(figures[f"dtprof/share/{part}"] for part in PARTS if part != IDLE) == pytest.approx(1)
+    assert sum(figures[f"dtprof/share/{part}"] for part in PARTS) == pytest.approx(1)
     assert wandb.run.settings["dtprof/world_size"] == summary.world_size
 
 

@@ -36,7 +36,7 @@ def assert_figures_equal(slices: Sequence[Slice], summary: Summary, used: range)
         ):
             assert figures is not None
             for name in names:
-                assert abs(spent[rank.rank, track, name] / len(used) - (figures[name] or 0)) <= 1, (rank.rank, name)
+                assert abs(spent[rank.rank, track, name] / len(used) - figures[name]) <= 1, (rank.rank, name)
     for row in summary.collectives:
         own = [
             s

@@ -51,7 +51,7 @@ def test_bars_are_as_long_as_the_parts_of_the_step(summary: Summary) -> None:
         assert rank.step_ns is not None
         found = {part: count(image[at + 2], hue_of(part).light) for part in PARTS}
         for part, length in found.items():
-            expected = (rank.partition_ns[part] or 0) / rank.step_ns * sum(found.values())
+            expected = rank.partition_ns[part] / rank.step_ns * sum(found.values())
             assert length == pytest.approx(expected, abs=3), (rank.rank, part)
 
 

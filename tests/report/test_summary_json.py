@@ -101,7 +101,7 @@ def test_the_document_has_the_names_and_types_of_schema_1(run: Path, capsys: pyt
     assert (document["schema"], document["pipeline"]) == (1, None)
     assert document["groups"][0]["axis"] == "dp"
     for rank in document["ranks"]:
-        assert sum(filter(None, rank["partition_ns"].values())) == rank["step_ns"]
+        assert sum(rank["partition_ns"].values()) == rank["step_ns"]
 
 
 def test_every_null_has_a_reason(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,7 @@ def _gain_error(job: Job, truth: Truth, summary: Summary) -> float | None:
 
 def _part_error(truth: Truth, summary: Summary) -> float:
     errors = (
-        abs((rank.partition_ns[part] or 0) - expected) / (ROUNDING_NS + (rank.partition_error_ns or 0))
+        abs(rank.partition_ns[part] - expected) / (ROUNDING_NS + (rank.partition_error_ns or 0))
         for rank in summary.ranks
         if rank.partition_ns is not None
         for part, expected in truth.mean_parts(rank.rank, *summary.steps.used or (1, 0)).items()

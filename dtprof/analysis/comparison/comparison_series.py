@@ -17,7 +17,7 @@ from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find
 from dtprof.analysis.placed_ranks import RankTiming, time_batch
 from dtprof.analysis.rank_reductions import RankFacts
 from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
-from dtprof.analysis.results import IDLE, PARTS
+from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps
 from dtprof.analysis.steps.throughput import sum_consumption
@@ -30,7 +30,7 @@ from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.sound_records import UNNAMED
 from dtprof.job.world_size import newest_ranks, resolve_world_size
 from dtprof.records import codes
-from dtprof.records.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, DEVICE_BUSY, RSS_BYTES
+from dtprof.records.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables
 
 JOB, COLLECTIVES, RANKS = "job", "collectives", "ranks"
@@ -202,8 +202,6 @@ def _measure_rank(timed: RankTiming, task: MeasureTask, sums: _Sums) -> dict[Fig
         parts = partition_steps(windows, timed.phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
         figures |= {f"{part}_ns": column for part, column in parts.items()}
         figures[EXPOSED] = parts["exposed_transfer"] + parts["exposed_wait"]
-        if not len(timed.phases[DEVICE_BUSY]):
-            del figures[f"{IDLE}_ns"]
         if tables.rank in task.unknown_bubbles:
             del figures[BUBBLE]
             why = _no_bubble(task.unknown_bubbles[tables.rank])

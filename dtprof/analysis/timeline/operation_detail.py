@@ -15,7 +15,7 @@ from dtprof.analysis.communication.operation_timing import Timing, split_blocked
 from dtprof.analysis.pipeline.bubbles import find_bubbles
 from dtprof.analysis.placed_ranks import RankTiming, time_batch
 from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
-from dtprof.analysis.results import BUBBLE, IDLE, PARTS, PHASES, Summary
+from dtprof.analysis.results import BUBBLE, PARTS, PHASES, Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
@@ -27,7 +27,6 @@ from dtprof.job.device_timeline import start_of
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_ranks
-from dtprof.records.events import DEVICE_BUSY
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
 
 Result = TypeVar("Result")
@@ -195,8 +194,6 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
         parts = _sum_up(stretches, own.windows, PARTS)
         if rank in facts.unknown_bubbles:
             del parts[BUBBLE]
-        if not len(phases[DEVICE_BUSY]):
-            del parts[IDLE]
     phase_stretches = paint_phases(own.windows, phases)
     return RankDetail(
         tables=tables,

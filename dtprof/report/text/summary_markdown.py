@@ -12,7 +12,7 @@ from dtprof.analysis.communication.axis_collectives import AxisCollectives, coll
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural, shorten
-from dtprof.report.text.summary_text import EXIT_WORDS, group_words, is_spent, operation_name, share_cells
+from dtprof.report.text.summary_text import EXIT_WORDS, group_words, operation_name, share_cells
 
 MAX_RANKS = 16
 MAX_COLLECTIVES = 10
@@ -62,7 +62,7 @@ def _rank_table(summary: Summary) -> str:
     measured = [rank for rank in summary.ranks if rank.step_ns is not None and rank.partition_ns is not None]
     if not measured:
         return ""
-    parts = [part for part in PARTS if any(is_spent(rank, part) for rank in measured)]
+    parts = [part for part in PARTS if any((rank.partition_ns or {})[part] != 0 for rank in measured)]
     rows = [["rank", "step", *(part.replace("_", " ") for part in parts)]]
     by_wait = sorted(measured, key=lambda rank: (rank.partition_ns or {})["exposed_wait"] or 0)
     shown = measured if len(measured) <= MAX_RANKS else [*by_wait[: MAX_RANKS // 2], *by_wait[-MAX_RANKS // 2 :]]

@@ -12,7 +12,6 @@ from dtprof.analysis.communication.axis_collectives import AxisCollectives, coll
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD
 from dtprof.analysis.results import (
-    IDLE,
     PARTS,
     CallLine,
     CriticalPathResult,
@@ -238,14 +237,7 @@ def _values(rank: RankResult, columns: list[str]) -> Sequence[float | None]:
 
 def _is_worth_a_column(rank: RankResult, part: str) -> bool:
     spent = (rank.partition_ns or {})[part]
-    least = 0.0005 * (rank.step_ns or 0)
-    return is_spent(rank, part) and (spent is None or spent >= least > 0)
-
-
-def is_spent(rank: RankResult, part: str) -> bool:
-    """Say whether a rank spends time on a part, or may: idle that is not known is in host."""
-    spent = (rank.partition_ns or {})[part]
-    return spent != 0 and (spent is not None or part != IDLE)
+    return spent is None or (rank.step_ns is not None and spent >= 0.0005 * rank.step_ns > 0)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
