@@ -90,11 +90,14 @@ class CountedSteps:
         recorder = self._spans.recorder(True)
         if recorder is None:
             return
+        import torch
+
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        held = [optimizer.state[one].get("step") for one in parameters[:1] if one in optimizer.state]
-        steps = 0 if not optimizer.state else _number_of_steps(held[0]) if held else None
-        if steps is not None:
+        with torch._C.DisableTorchFunction():  # a program may watch what is asked of its tensors
+            held = [optimizer.state[one].get("step") for one in parameters[:1] if one in optimizer.state]
+            steps = 0 if not optimizer.state else _number_of_steps(held[0]) if held else None
             elements = sum(one.numel() for one in parameters)
+        if steps is not None:
             recorder.write_entry(timed_entry("optimizer", steps=steps, parameters=len(parameters), elements=elements))
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:

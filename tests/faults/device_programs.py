@@ -1,7 +1,7 @@
 """The programs of the corpus that also run on the simulated accelerator: there their verdicts are those of gloo.
 
 Left out are those that need what the accelerator has not (README.md there): monitored barriers, messages from any
-source, lists of tensors to all, tensors of other threads, workers of data loaders.
+source, lists of tensors to all, tensors of other threads, workers of data loaders, time limits of groups.
 """
 
 FAULTY = (

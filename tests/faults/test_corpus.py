@@ -145,10 +145,11 @@ def test_the_verdict_on_a_device_is_that_of_gloo(name: str, mistakes_on_device: 
     assert mistakes_on_device[name] == []
 
 
-def test_programs_of_the_device_cover_every_kind_that_needs_no_host_of_its_own() -> None:
+def test_programs_of_the_device_cover_every_kind_that_the_device_can_have() -> None:
     programs.load()
+    limits = {"unequal-timeouts"}  # of gloo: the simulated back end waits for ever
     covered = {PROGRAMS[name].kind for name in device_programs.FAULTY}
-    assert {program.kind for program in PROGRAMS.values()} - covered == {None}
+    assert {program.kind for program in PROGRAMS.values()} - covered == {None} | limits
     assert {PROGRAMS[name].kind for name in device_programs.SOUND} == {None}
 
 
