@@ -9,6 +9,7 @@ from dtprof.cli import engine_options
 from dtprof.cli.parsers import output_path
 from dtprof.session.run_reports import DEFAULT_FILE, write_report
 
+HTML = (".html", ".htm")
 EPILOG = """\
 examples:
   dtprof report dtprof-runs/20261121-101500-train
@@ -33,8 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--output",
         type=output_path,
         metavar="FILE",
-        help=f"file to write, .html without a suffix (default: RUN/{DEFAULT_FILE}; "
-        f"of a run at a URL NAME-{DEFAULT_FILE} here)",
+        help=f"file to write (default: RUN/{DEFAULT_FILE}; of a run at a URL NAME-{DEFAULT_FILE} here)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
     parser.add_argument(
@@ -63,5 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         force=arguments.force,
     )
     print(written)
-    print(f"next: open {shlex.quote(str(written))} in a browser", file=sys.stderr)
+    if written.suffix in HTML:
+        print(f"next: open {shlex.quote(str(written))} in a browser", file=sys.stderr)
+    else:
+        print(f"next: name it {shlex.quote(f'{written}.html')}: browsers show other files as text", file=sys.stderr)
     return 0

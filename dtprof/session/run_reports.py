@@ -25,8 +25,7 @@ def write_report(
     """Write the report of a run and return where it lies.
 
     Parameters:
-        output: the file, `.html` without a suffix; None: DEFAULT_FILE in the run, which replaces an earlier report
-            without `force`.
+        output: the file; None: DEFAULT_FILE in the run, which replaces an earlier report without `force`.
         dashboards: pages by name, or by the path of a TOML file; none: all that have something to show.
         against: another run to compare with, on a page of its own.
 
@@ -38,8 +37,6 @@ def write_report(
     """
     # Pages and output are checked before minutes are spent on the analysis.
     named = _load_named(dashboards) if dashboards else []
-    if output is not None and not output.suffix and not output.is_dir():
-        output = output.with_suffix(".html")  # browsers show other files as text
     if output is not None and output.exists():
         from dtprof.report.pages.html_file import refuse_taken
 

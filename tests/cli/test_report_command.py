@@ -49,12 +49,13 @@ def test_the_page_lies_in_the_run_unless_reported_otherwise(
     assert captured.err == f"next: open '{run_directory}/report.html' in a browser\n"
 
 
-def test_a_file_without_a_suffix_is_named_so_that_browsers_show_it(
+def test_a_file_that_browsers_show_as_text_is_said_to_need_another_name(
     run_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(run_directory, "-o", tmp_path / "page") == 0
-    assert capsys.readouterr().out == f"{tmp_path}/page.html\n"
-    assert (tmp_path / "page.html").is_file()
+    captured = capsys.readouterr()
+    assert captured.out == f"{tmp_path}/page\n"
+    assert captured.err == f"next: name it {tmp_path}/page.html: browsers show other files as text\n"
 
 
 def test_its_own_earlier_page_is_replaced_and_nothing_else(run_directory: Path) -> None:
