@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dtprof import __version__, fence, launchers, settings, torch_versions
+from dtprof import __version__, fence, settings, torch_versions
 from dtprof.capture import (
     call_sites,
     frameworks,
@@ -193,6 +193,8 @@ class Process:
         A process that a rank started inherits RANK; the log of that rank already exists then. A launcher may have the
         RANK of its node, as operators of Kubernetes set it, and fails where a rank has failed.
         """
+        from dtprof import launchers  # only here: most ranks start without it, and it takes milliseconds
+
         if launchers.is_launcher(sys.orig_argv):
             return
         folder = paths.rank_folder_name(_number("RANK", 0), _number("TORCHELASTIC_RESTART_COUNT", 0))

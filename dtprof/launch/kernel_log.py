@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from dtprof.launch.memory_cgroup import read_counter
 from dtprof.records.oom_victims import OomVictim
 
 LOG = Path("/dev/kmsg")
@@ -20,11 +21,7 @@ def count_host_oom_kills(counters: Path = COUNTERS) -> int:
 
     Everybody may read the counter, also in a container; it tells not which. 0 where the kernel does not count.
     """
-    try:
-        rows = (line.split() for line in counters.read_text().splitlines())
-        return next((int(row[1]) for row in rows if row[:1] == ["oom_kill"]), 0)
-    except (OSError, ValueError, IndexError):
-        return 0
+    return read_counter(counters, "oom_kill") or 0
 
 
 def list_oom_victims(*, since_ns: int, log: Path = LOG) -> list[OomVictim]:

@@ -45,11 +45,11 @@ class MemoryCgroup:
 
     def reclaimable_bytes(self) -> int | None:
         """Return the inactive page cache in that memory: the kernel reclaims it when memory is short."""
-        return _read_line(self.folder / "memory.stat", self.files.cache)
+        return read_counter(self.folder / "memory.stat", self.files.cache)
 
     def oom_kills(self) -> int | None:
         """Return how many processes of the group the OOM killer ended."""
-        return _read_line(self.folder / self.files.events, "oom_kill")
+        return read_counter(self.folder / self.files.events, "oom_kill")
 
 
 def count_oom_kills(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int:
@@ -85,8 +85,8 @@ def _list_groups(mount: Path, membership: Path) -> list[MemoryCgroup]:
     return groups
 
 
-def _read_line(file: Path, name: str) -> int | None:
-    """Return the number of the line that begins with a name."""
+def read_counter(file: Path, name: str) -> int | None:
+    """Return the number of the line that begins with a name; None where the kernel does not count it."""
     try:
         lines = file.read_text(encoding="ascii").splitlines()
         return next((int(line.split()[1]) for line in lines if line.split()[0] == name), None)

@@ -14,9 +14,9 @@ ELEMENTS = 72
 SITE = Site(file="train.py", line=9, function="main")
 
 
-def job_with(told: dict[int, dict[str, Any]], *, numel: int = ELEMENTS) -> JobState:
+def job_with(facts: dict[int, dict[str, Any]], *, numel: int = ELEMENTS) -> JobState:
     """Return a job that went well, in which each rank averages so many elements a step and tells this besides."""
-    ranks = [RankBuilder(rank, len(told)) for rank in told]
+    ranks = [RankBuilder(rank, len(facts)) for rank in facts]
     for rank in ranks:
         for step in range(3):
             rank.span("backward", 100 * step, 100 * step + 50)
@@ -25,7 +25,7 @@ def job_with(told: dict[int, dict[str, Any]], *, numel: int = ELEMENTS) -> JobSt
             )
             rank.span("optimizer", 100 * step + 60, 100 * step + 70)
     job = build_job(ranks, exit_status=0, stalled=False)
-    return replace(job, ranks={rank: replace(state, **told[rank]) for rank, state in job.ranks.items()})
+    return replace(job, ranks={rank: replace(state, **facts[rank]) for rank, state in job.ranks.items()})
 
 
 def wrapped(*orders: str, by: str = "DistributedDataParallel") -> JobState:

@@ -173,8 +173,8 @@ def test_memory_that_grew_to_the_limit_between_samples_is_evidence(use: MemoryUs
     ranks = ranks_in_step(2, 2)
     gradients(ranks[0], 2000, done=False)
     job = build_job(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}, find_memory_use=lambda: {1: use})
-    told = [fact for fact in found_by("rank_killed", job)[0].evidence if "of the memory" in fact]
-    assert [fact[:18] for fact in told] == ([said[:18]] if said else [])
+    evidence = [fact for fact in found_by("rank_killed", job)[0].evidence if "of the memory" in fact]
+    assert [fact[:18] for fact in evidence] == ([said[:18]] if said else [])
 
 
 def test_kills_that_only_the_counter_of_the_host_shows_are_evidence() -> None:

@@ -26,6 +26,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from tests.faults.corpus import faulty
 
 
+class Gated(nn.Module):
+    """A model of which some batches leave a branch out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.aside = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, batch: torch.Tensor, is_rich: bool) -> torch.Tensor:
+        hidden = self.main(batch)
+        return self.aside(hidden) if is_rich else hidden
+
+
 def small_model() -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 2))
@@ -906,15 +918,6 @@ def a_gradient_padded_to_another_multiple(rank: int) -> None:
 
 @faulty("rank-crashed", 1)
 def a_branch_whose_parameters_get_no_gradient(rank: int) -> None:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.main, self.aside = nn.Linear(6, 6), nn.Linear(6, 6)
-
-        def forward(self, batch: torch.Tensor, is_rich: bool) -> torch.Tensor:
-            hidden = self.main(batch)
-            return self.aside(hidden) if is_rich else hidden
-
     model = DistributedDataParallel(Gated())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, batch in enumerate(batches(rank, 8)):

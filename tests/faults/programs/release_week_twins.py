@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from tests.faults.corpus import healthy
-from tests.faults.programs.release_week_faults import batches, small_model
+from tests.faults.programs.release_week_faults import Gated, batches, small_model
 
 
 @healthy()
@@ -584,15 +584,6 @@ def whoever_is_slow_changes_with_the_step(rank: int) -> None:
 
 @healthy()
 def a_branch_without_gradients_that_is_looked_for(rank: int) -> None:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.main, self.aside = nn.Linear(6, 6), nn.Linear(6, 6)
-
-        def forward(self, batch: torch.Tensor, is_rich: bool) -> torch.Tensor:
-            hidden = self.main(batch)
-            return self.aside(hidden) if is_rich else hidden
-
     model = DistributedDataParallel(Gated(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step, batch in enumerate(batches(rank, 6)):
