@@ -40,7 +40,11 @@ class OpenDeviceOperations:
         if tables.attempt != self._attempt:
             self._attempt = tables.attempt
             self._begin()
-        settled = _followed(tables.operations)
+        settled, unsettled = _followed(tables.operations), _followed(growth.open_operations)
+        parts = (self._rows, settled, unsettled, self._ended, tables.device_intervals, growth.open_device_intervals)
+        if not any(map(len, parts)):  # most ranks, at every poll: nothing runs on a device
+            self._begun = _NO_KEYS
+            return self._rows
         ended = _of_operations(tables.device_intervals)
         self._ended = np.concatenate((self._ended, _keys(ended, ended["flags"] & codes.DEVICE_P2P != 0)))
         collectives = ended[ended["flags"] & codes.DEVICE_P2P == 0]
@@ -50,7 +54,7 @@ class OpenDeviceOperations:
         self._step = max(self._step, int(ended["step"].max(initial=0)))
         known = join([self._rows, settled])
         self._rows = self._still_open(known)[-MAX_OPEN:]
-        open_rows = join([self._rows, self._still_open(_followed(growth.open_operations))])
+        open_rows = join([self._rows, self._still_open(unsettled)])
         self._ended = self._ended[~np.isin(self._ended, _row_keys(known))]  # their operations are gone for good
         begun = _of_operations(growth.open_device_intervals)
         self._begun = _keys(begun, begun["flags"] & codes.DEVICE_P2P != 0)

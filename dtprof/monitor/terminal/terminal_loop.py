@@ -15,7 +15,8 @@ from dtprof.errors import NotARunError
 from dtprof.monitor.run_monitor import JobSnapshot, Monitor
 from dtprof.monitor.terminal.top_screen import WIDTH, render_reading, render_screen
 
-INTERVAL_S = 1.0
+INTERVAL_S = 1.5
+"""As htop has it. A screen of 8 ranks costs some 8 ms of processor time: once a second is a percent of a core."""
 MOST_HEAD_LINES = 100
 """More than alarms, advice and the facts of a job take above its ranks."""
 

@@ -29,7 +29,8 @@ from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import Dashboard
 from dtprof.report.pages.page_documents import Document, render_page
 
-POLL_EVERY_S = 0.5
+POLL_EVERY_S, POLL_SHARE = 0.5, 0.003
+"""How often a request reads the new records, and the share of the time that may take."""
 REFRESH_EVERY_S, REFRESH_SHARE = 4.4, 0.015
 """How often the figures of the open page are redrawn, and the share of the time that may take."""
 DETAIL_EVERY_S, DETAIL_SHARE = 30.0, 0.0015
@@ -142,6 +143,7 @@ class Feed:
         self._turn_interval = PollingInterval(every_s=TURN_EVERY_S, share=TURN_SHARE, clock=clock)
         self._diagnose_interval = PollingInterval(every_s=DIAGNOSE_EVERY_S, share=DIAGNOSE_SHARE, clock=clock)
         self._polled = float("-inf")
+        self._poll_interval = PollingInterval(every_s=POLL_EVERY_S, share=POLL_SHARE, clock=clock)
         self._snapshot: JobSnapshot | None = None
         self._verdict: Verdict | None = None
         self._newest: NewestStep | None = None
@@ -221,9 +223,11 @@ class Feed:
 
     def _poll(self) -> None:
         self._take_drawing(wait_s=0)
-        if self._clock() - self._polled < POLL_EVERY_S:
+        # Figures that are due are drawn from new records, whatever the poll costs.
+        may_poll = self._poll_interval.is_due or self._refresh_interval.is_due
+        if self._clock() - self._polled < POLL_EVERY_S or not may_poll:
             return
-        self._polled = self._clock()
+        self._polled, began_cpu = self._clock(), self._cpu()
         had_ended = self._snapshot is not None and self._snapshot.has_ended
         try:
             self._snapshot = self._monitor.poll()
@@ -231,6 +235,8 @@ class Feed:
         except DtprofError as error:  # the last known state stays on the page
             self._gone = error
             return
+        finally:
+            self._poll_interval.charge(self._cpu() - began_cpu, since=self._polled)
         ends = self._snapshot.has_ended and not had_ended
         self._has_turned |= self._turns(self._snapshot)
         self._has_news |= self._snapshot.has_moved or self._has_turned
