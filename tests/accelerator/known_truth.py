@@ -26,6 +26,7 @@ JOBS = (
     *("ddp", "ddp,late", "ddp,bound", "ddp,polled", "ddp,hook", "fsdp2", "fsdp2,late", "fsdp2,polled"),
     *("fsdp1", "fsdp1,late", "fsdp1,polled", "hsdp1", "hsdp2", "hsdp2,late"),
     *("pipeline", "pipeline,late", "tensor_parallel", "tensor_parallel,late", "ring"),
+    *("ddp,compiled", "fsdp2,compiled", "tensor_parallel,compiled"),
 )
 """Layouts and options of programs/known_layouts.py."""
 TOLERANCE, SMALL_NS = 0.02, 300_000

@@ -1,10 +1,11 @@
 """Train steps of known length on 2 ranks, hybrid ones on 4; what the devices really did goes to a file of each rank.
 
-    known_layouts.py FOLDER LAYOUT [polled] [late] [bound] [hook]
+    known_layouts.py FOLDER LAYOUT [polled] [late] [bound] [hook] [compiled]
 
 LAYOUT is ddp, fsdp1, fsdp2, hsdp1, hsdp2, pipeline, ring or tensor_parallel. Layers take 20 ms forward and 40
 backward, the optimizer 10. In a ring each layer sends a tensor on and receives one in a batch, while it computes.
-`hook`: DDP reduces its buckets by a communication hook in Python.
+`hook`: DDP reduces its buckets by a communication hook in Python. `compiled`: torch.compile traces the model into
+graphs, forward and backward, that run the operators they hold.
 `polled`: simccl does not give the events of its kernels.
 `late`: layers of rank 1 take 10 ms more forward. `bound`: hosts wait for their devices after each step and sleep 40 ms.
 """
@@ -39,20 +40,23 @@ from tests.accelerator.programs.layout_costs import (
 STEPS, LAYERS, WIDTH, MICROBATCHES = 8, 3, 520, 4
 
 
-class Spin(torch.autograd.Function):
-    """Take time forward and backward."""
+@torch.library.custom_op("known_layouts::spin", mutates_args=())
+def spin(x: torch.Tensor, time_ns: int) -> torch.Tensor:
+    """Take time on the device; an operator, so that a compiler keeps it in its graph."""
+    sim.spin(time_ns)
+    return x.clone()
 
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, forward_ns: int) -> torch.Tensor:  # noqa: ARG004
-        """Return it."""
-        sim.spin(forward_ns)
-        return x.view_as(x)
 
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
-        """Return it."""
-        sim.spin(BACKWARD_NS)
-        return grad, None
+@spin.register_fake
+def _shape(x: torch.Tensor, time_ns: int) -> torch.Tensor:  # noqa: ARG001
+    return torch.empty_like(x)
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG001
+    return spin(grad, BACKWARD_NS), None
+
+
+spin.register_autograd(_backward)
 
 
 class Layer(nn.Module):
@@ -64,7 +68,7 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute."""
-        return Spin.apply(self.linear(x), self.forward_ns)
+        return spin(self.linear(x), self.forward_ns)
 
 
 class RingLayer(Layer):
@@ -105,7 +109,7 @@ def start_together() -> None:
     sim.spin_until(int(together.item()) + 300 * MS)
 
 
-def train(layout: str, late_ns: int, *, bound: bool, hook: bool) -> None:
+def train(layout: str, late_ns: int, *, bound: bool, hook: bool, compiled: bool) -> None:
     """Train; the layers end with this function, before the groups do."""
     rank = dist.get_rank()
     hybrid: dict[str, Any] = {"mesh_shape": (2, 2), "mesh_dim_names": ("replicate", "shard")}
@@ -137,6 +141,8 @@ def train(layout: str, late_ns: int, *, bound: bool, hook: bool) -> None:
         model = layers[rank]
         stage = PipelineStage(model, rank, 2, torch.device("sim"))
         schedule = ScheduleGPipe(stage, n_microbatches=MICROBATCHES, loss_fn=lambda out, _: out.sum())
+    if compiled:
+        model = torch.compile(model, backend="aot_eager")
     optimizer = Optimizer(model.parameters(), lr=1e-6, foreach=False)
 
     def step() -> None:
@@ -157,6 +163,7 @@ def train(layout: str, late_ns: int, *, bound: bool, hook: bool) -> None:
             sim.synchronize()
             time.sleep(SLEEP_NS / 1e9)
     sim.synchronize()
+    assert not compiled or torch._dynamo.utils.counters["stats"]["unique_graphs"], "nothing was compiled"
 
 
 def main() -> None:
@@ -169,7 +176,8 @@ def main() -> None:
     dist.all_reduce(torch.ones(1, device="sim"))  # from here on the device is followed
     if "polled" not in options:
         sim.give_kernel_events()
-    train(layout, LATE_NS if "late" in options and rank == 1 else 0, bound="bound" in options, hook="hook" in options)
+    chosen = {option: option in options for option in ("bound", "hook", "compiled")}
+    train(layout, LATE_NS if "late" in options and rank == 1 else 0, **chosen)
     Path(folder, f"{rank}.json").write_text(json.dumps([task._asdict() for task in sim.take_trace()]))
     dist.barrier()
     dist.destroy_process_group()
