@@ -142,7 +142,7 @@ def train(layout: str, late_ns: int, *, bound: bool, hook: bool, compiled: bool)
         stage = PipelineStage(model, rank, 2, torch.device("sim"))
         schedule = ScheduleGPipe(stage, n_microbatches=MICROBATCHES, loss_fn=lambda out, _: out.sum())
     if compiled:
-        model = torch.compile(model, backend="aot_eager")
+        model.compile(backend="aot_eager")
     optimizer = Optimizer(model.parameters(), lr=1e-6, foreach=False)
 
     def step() -> None:
