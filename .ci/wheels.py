@@ -29,6 +29,8 @@ from dtprof.records import schema  # noqa: E402
 TORCHES = ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 """The last release of each minor version; jobs with another one compile the hook once."""
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+UNRELEASED = {("3.10", "2.15.0")}
+"""Pairs that torch has no wheel for."""
 PLATFORM = "manylinux_2_28_x86_64"
 NEEDED = {"libc10.so", "libtorch_cpu.so", "libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6"}
 NEEDED |= {"ld-linux-x86-64.so.2", "libpthread.so.0", "libdl.so.2"}
@@ -75,7 +77,10 @@ def unpacked_torch(torch: str, python: str, folder: Path) -> Path:
     command += ["--only-binary", ":all:", "--python-version", python, f"torch=={torch}"]
     for platform in (PLATFORM, "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64"):
         command += ["--platform", platform]
-    subprocess.run(command, check=True)
+    if (fetched := subprocess.run(command, capture_output=True, text=True, check=False)).returncode != 0:
+        lines = [line for line in fetched.stderr.splitlines() if line.startswith("ERROR")]
+        reason = (lines or [f"exit status {fetched.returncode} of pip"])[0]
+        raise WheelError(f"torch {torch} for Python {python} cannot be fetched: {reason}")
     (wheel,) = folder.glob("torch-*.whl")
     wanted = re.compile(
         r"torch/(include/.*|version\.py|share/cmake/Torch/TorchConfig\.cmake|lib/lib(c10|torch|torch_cpu|torch_python)\.so)"
@@ -260,7 +265,10 @@ def make_packages(dist: Path, prebuilt: Path) -> list[Path]:
 def main() -> int:
     """Build everything; 1 where something must not be released."""
     parser = argparse.ArgumentParser(prog=".ci/wheels.py", description=__doc__.splitlines()[0])
-    every = [f"{python}:{torch}" for torch in reversed(TORCHES) for python in PYTHONS]
+    released = [
+        (python, torch) for torch in reversed(TORCHES) for python in PYTHONS if (python, torch) not in UNRELEASED
+    ]
+    every = [f"{python}:{torch}" for python, torch in released]
     parser.add_argument("pairs", nargs="*", default=every, metavar="PYTHON:TORCH", help=f"default: {' '.join(every)}")
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "dist", help="where wheels and sdist go")
     parser.add_argument("--scratch", type=Path, default=REPOSITORY / ".make/hooks", help="where compiled hooks stay")

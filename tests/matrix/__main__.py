@@ -9,6 +9,7 @@ With --wheel that wheel of dtprof is tried, with the hooks in it, else the sourc
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,12 +19,12 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 PAIRS = (
     *("3.10:2.6.0", "3.10:2.13.0", "3.11:2.7.1", "3.11:2.13.0"),
-    *("3.12:2.6.0", "3.12:2.8.0", "3.12:2.9.1", "3.12:2.10.0", "3.12:2.11.0", "3.12:2.12.0", "3.12:2.13.0"),
+    *("3.12:2.6.0", "3.12:2.8.0", "3.12:2.9.1", "3.12:2.10.0", "3.12:2.11.0", "3.12:2.12.1", "3.12:2.13.0"),
     *("3.12:2.14.1", "3.12:2.15.0", "3.13:2.11.0", "3.13:2.13.0"),
 )
 HEADER = (
     "| Python | torch | native hook | calls counted as gloo does with it | with the Python hook "
-    "| calls that this torch refuses | frameworks | hang |\n|---|---|---|---|---|---|---|---|"
+    "| calls that this torch refuses | frameworks | tracebacks and warnings | hang |\n" + "|---" * 9 + "|"
 )
 HANG = {"status": 3, "kind": "collective-order-mismatch", "culprits": [1], "lines": {"1": 10}}
 BEGIN, END = "<!-- rows of python -m tests.matrix -->", "<!-- end of rows -->"
@@ -66,7 +67,7 @@ def row(found: dict[str, Any]) -> str:
     """Return the row of a pair."""
     versions = f"| {found['python']} | {found['torch']} |"
     if "failed" in found:
-        return f"{versions} failed: {found['failed']} | | | | | |"
+        return f"{versions} failed: {found['failed']} | | | | | | |"
     hooks = [found["calls, native hook"], found["calls, python hook"]]
     trained = found["frameworks"]
     cells = [
@@ -74,6 +75,7 @@ def row(found: dict[str, Any]) -> str:
         *(_counted(hook) for hook in hooks),
         str(len({*hooks[0]["refused by torch"], *hooks[1]["refused by torch"]})),
         "; ".join([f"{trained['steps']} steps", *trained["refused by torch"], *trained["problems"]]),
+        _printed(found["errors"]),
         "named" if found["hang"] == HANG else json.dumps(found["hang"]),
     ]
     return f"{versions} {' | '.join(cells)} |"
@@ -85,27 +87,39 @@ def _counted(hook: dict[str, Any]) -> str:
     return f"{right} of {hook['calls']}" + "".join(f"; {trouble}" for trouble in troubles)
 
 
+def _printed(errors: dict[str, Any]) -> str:
+    changed = errors["changed"]
+    return f"{len(changed)} of {errors['lines']} lines changed" if changed else f"{errors['lines']} lines, as bare"
+
+
 def main() -> int:
     """Try all pairs, print their rows, and put them into a page."""
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__.splitlines()[0])
     parser.add_argument("pairs", nargs="*", default=PAIRS, metavar="PYTHON:TORCH", help=f"default: {' '.join(PAIRS)}")
     parser.add_argument("--wheel", type=Path, help="the wheel to try (default: the sources)")
     parser.add_argument("--folder", type=Path, default=Path(".make/matrix"), help="where the environments are made")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the rows into this page")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="put the rows of all pairs tried so far into this page"
+    )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    kept = given.folder / "found.json"
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     for pair in given.pairs:
         python, _, torch = pair.partition(":")
-        found.append(try_pair(python, torch, given.folder.resolve(), given.wheel and given.wheel.resolve()))
-        print(row(found[-1]), flush=True)
-        (given.folder / "found.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        found[pair] = try_pair(python, torch, given.folder.resolve(), given.wheel and given.wheel.resolve())
+        print(row(found[pair]), flush=True)
+        kept.write_text(json.dumps(found, indent=1), encoding="utf-8")
     if given.write:
         text = given.write.read_text(encoding="utf-8")
         before, rest = text.split(BEGIN)
-        rows = "\n".join([HEADER, *map(row, found)])
+        rows = "\n".join([HEADER, *(row(found[pair]) for pair in sorted(found, key=_versions))])
         given.write.write_text(f"{before}{BEGIN}\n\n{rows}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
-    return int(any("failed" in one for one in found))
+    return int(any("failed" in found[pair] for pair in given.pairs))
+
+
+def _versions(pair: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", pair)]
 
 
 if __name__ == "__main__":

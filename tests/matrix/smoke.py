@@ -1,9 +1,11 @@
 """Record a few jobs under this Python and this torch, and print as JSON what came of it.
 
-Every call of torch.distributed under both hooks is compared with gloo's own counts, torch's frameworks train, a hung
-job is diagnosed and stopped. What this torch refuses is listed, and counted all the same.
+Every call of torch.distributed under both hooks is compared with gloo's own counts, torch's frameworks train,
+tracebacks and warnings are compared with those of a bare run, a hung job is diagnosed and stopped. What this torch
+refuses is listed, and counted all the same.
 """
 
+import difflib
 import json
 import platform
 import subprocess
@@ -16,7 +18,7 @@ import torch
 
 import dtprof
 from dtprof.records.reader import open_run
-from tests import jobs
+from tests import jobs, raised_errors
 from tests.completeness.comparison import differences
 from tests.completeness.recordings import record_calls
 
@@ -79,6 +81,17 @@ def hang(folder: Path) -> dict[str, Any]:
     return {"status": status, "kind": first["kind"], "culprits": first["culprit_ranks"], "lines": lines}
 
 
+def errors(folder: Path) -> dict[str, Any]:
+    """Raise and warn in many places; return the lines that either hook changes in what the program prints of it."""
+    bare = raised_errors.raise_bare(folder)
+    changed = set()
+    for hook, options in HOOKS.items():
+        for line in difflib.ndiff(bare, raised_errors.raise_recorded(folder / hook, *options)):
+            if line.startswith(("- ", "+ ")):
+                changed.add(line)
+    return {"lines": len(bare), "changed": sorted(changed)}
+
+
 def main() -> None:
     """Print all as one JSON object."""
     found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
@@ -86,7 +99,7 @@ def main() -> None:
         for hook in HOOKS:
             (Path(name) / hook).mkdir()
             found[f"calls, {hook} hook"] = calls(Path(name) / hook, hook)
-        for part in (frameworks, hang):
+        for part in (frameworks, errors, hang):
             (Path(name) / part.__name__).mkdir()
             found[part.__name__] = part(Path(name) / part.__name__)
     print(json.dumps(found))

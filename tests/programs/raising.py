@@ -56,7 +56,16 @@ class Warns(nn.Module):
         return x
 
 
+def report(name: str, case: Callable[[], object]) -> None:
+    """Print the traceback of a case, if it raises."""
+    try:
+        case()
+    except Exception:  # noqa: BLE001 - whatever it is, it is printed
+        print(f"{name}:\n{traceback.format_exc()}", flush=True)
+
+
 def main() -> None:
+    report("a group without a rendezvous", lambda: dist.init_process_group("gloo", init_method="nowhere://"))
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
     ones = torch.ones(2, requires_grad=True)
@@ -65,6 +74,7 @@ def main() -> None:
         "a second group": lambda: dist.init_process_group("gloo"),
         "an unknown backend": lambda: dist.new_group(backend="none"),
         "an item": lambda: next(iter(DataLoader(Items()))),
+        "an item of a worker": lambda: next(iter(DataLoader(Items(), num_workers=1))),
         "a backward pass": lambda: Raising.apply(ones).sum().backward(),
         "a backward pass of tensors": lambda: torch.autograd.backward([Raising.apply(ones).sum()]),
         "gradients": lambda: torch.autograd.grad(Raising.apply(ones).sum(), ones),
@@ -90,10 +100,7 @@ def main() -> None:
         "a module that warns": lambda: Warns()(torch.ones(1)),
     }
     for name, case in cases.items():
-        try:
-            case()
-        except Exception:  # noqa: BLE001 - whatever it is, it is printed
-            print(f"{name}:\n{traceback.format_exc()}", flush=True)
+        report(name, case)
     dist.destroy_process_group()
     raise SystemError("the last one")
 
