@@ -16,7 +16,7 @@ help:
 	@echo "make test        set up .venv and run the whole gate: format, lint, types, tests (13 minutes on 2 cores)"
 	@echo "make test-all    the gate with every variant of a test, all layouts of the trainer, and fuzzing (hours)"
 	@echo "make check       format, lint and types only;  make unit | jobs | browser | fuzz | parity: some of the tests"
-	@echo "make gpu         tests, benchmarks and training on a CUDA device; figures as files (PART=build|tests|bench|trainer|layouts)"
+	@echo "make gpu         tests, benchmarks and training on a CUDA device; figures as files (PART=build|tests|bench|trainer|layouts, SECONDS=540)"
 	@echo "make matrix      try dtprof on other versions of Python and torch (an hour, PyPI; PAIRS='3.12:2.8.0 ...')"
 	@echo "make clients     run programs of Lightning, DeepSpeed, Megatron-Core and others, from PyPI, under dtprof (minutes)"
 	@echo "make benchmarks  measure what dtprof costs (RECORD=FOLDER keeps the values, COMPARE='BEFORE AFTER' compares two kept files)"
@@ -116,10 +116,13 @@ matrix:
 	@.venv/bin/python -m tests.matrix $(PAIRS) $(if $(WHEEL),--wheel $(WHEEL)) --write docs/explanation/measurements/versions.md
 
 # On a machine with a GPU, a Python that has torch for CUDA, and no network: PART=build|tests|bench|trainer|layouts, each under
-# ten minutes. `.ci/gpu-wheels` gets beforehand what else it needs.
+# ten minutes; SECONDS=540 ends all of them within that, the most telling first; ONLY=NAME,... takes up what was left out.
+# `.ci/gpu-wheels` gets beforehand what else it needs.
 PART = all
+SECONDS =
+ONLY =
 gpu:
-	@.ci/gpu $(PART)
+	@.ci/gpu $(PART) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY))
 
 RECORD =
 COMPARE =

@@ -25,6 +25,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from dtprof.capture.native import build  # noqa: E402
 from dtprof.records import schema  # noqa: E402
+from tests.matrix.pythons import find_python  # noqa: E402
 
 TORCHES = ("2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 """The last release of each minor version; jobs with another one compile the hook once."""
@@ -55,20 +56,6 @@ build.compile_hook(Path(torch), Path(header).read_text(), Path(library), float(1
 
 class WheelError(Exception):
     """Something that must not be released."""
-
-
-def interpreter(python: str) -> str | None:
-    """Return a Python of this version, of PATH or of pyenv."""
-    homes = sorted(Path.home().glob(f".pyenv/versions/{python}.*/bin/python{python}"))
-    for candidate in (*map(str, homes), shutil.which(f"python{python}"), sys.executable):
-        if candidate is not None:
-            version = subprocess.run(
-                [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            if version.stdout.strip() == python:
-                return candidate
-    return None
 
 
 def unpacked_torch(torch: str, python: str, folder: Path) -> Path:
@@ -192,7 +179,7 @@ def make_hooks(pairs: Sequence[tuple[str, str]], prebuilt: Path, *, twice: bool)
         with tempfile.TemporaryDirectory() as folder:
             unpacked = unpacked_torch(torch, pythons[0], Path(folder))
             for python in pythons:
-                if (found := interpreter(python)) is None:
+                if (found := find_python(python)) is None:
                     raise WheelError(f"there is no Python {python}: install it, or name pairs without it")
                 name = f"{tag_for(found, unpacked)}-{build.source_digest(schema.cpp_header())}"
                 library = prebuilt / name / f"{build.MODULE}.so"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import equal_losses, step_on_device, trained_layouts, trained_presets
-from benchmarks.gpu.__main__ import Measurement, run_measurement
+from benchmarks.gpu.__main__ import PARTS, Measurement, main, run_measurement, time_for
 from benchmarks.gpu.exposed_time import find_exposed
 from benchmarks.gpu.figures import Figure, FigureFile, read_figure
 from reference_trainer.options import parse_options
@@ -79,8 +79,8 @@ def test_measurement_that_fails_or_hangs_keeps_its_figures_and_the_others_run(
     began_s = time.monotonic()
     for module, most_s in (("fails", 60.0), ("hangs", 1.0), ("works", 60.0)):
         one = Measurement(module=module, most_s=most_s)
-        run_measurement(one, file, log, deadline_s=began_s + 120)
-    run_measurement(Measurement(module="late", most_s=60), file, log, deadline_s=began_s)
+        run_measurement(one, file, log, limit_s=one.most_s)
+    run_measurement(Measurement(module="late", most_s=60), file, log, limit_s=0.5)
     document = json.loads((folder / "bench.json").read_text())
     assert [(figure["measurement"], figure["value"]) for figure in document["figures"]] == [
         ("fails", 1.5),
@@ -94,6 +94,30 @@ def test_measurement_that_fails_or_hangs_keeps_its_figures_and_the_others_run(
     assert "other output" in log.getvalue()
     assert "| speed | 1.5 ms |" in (folder / "bench.md").read_text()
     assert time.monotonic() - began_s < 30
+
+
+def test_measurements_of_a_short_call_run_in_the_order_of_their_worth_and_the_rest_is_named(
+    measured: tuple[FigureFile, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = measured
+    # Setting up took all but 0.5 s, less than any measurement is begun with.
+    assert main(["all", "--into", str(folder), "--seconds", "540", "--spent", "539.5"]) == 1
+    failures = json.loads((folder / "all.json").read_text())["failures"]
+    assert [failure["measurement"] for failure in failures] == [one.module for one in PARTS["all"]]
+    assert "alone: make gpu ONLY=trained_presets" in capsys.readouterr().err
+
+
+def test_measurement_of_many_small_ones_leaves_half_of_the_time_to_the_next() -> None:
+    tests = Measurement(module="tests", most_s=300, piecewise=True)
+    assert time_for(tests, 400, last=False) == 200
+    assert time_for(tests, 1000, last=False) == 300
+    assert time_for(tests, 250, last=True) == 250
+    assert time_for(Measurement(module="costs", most_s=90), 100, last=False) == 90
+
+
+def test_all_measures_what_its_parts_measure() -> None:
+    parts = [one for name, measurements in PARTS.items() if name != "all" for one in measurements]
+    assert set(PARTS["all"]) == set(parts)
 
 
 def test_unknown_value_is_said_to_be_unknown(tmp_path: Path) -> None:

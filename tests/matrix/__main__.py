@@ -2,8 +2,8 @@
 
     python -m tests.matrix [PYTHON:TORCH ...] [--wheel WHEEL] [--folder FOLDER] [--write PAGE]
 
-Needs the interpreters on PATH (python3.12) and PyPI. A torch is up to 7 GB; its environment goes once its row is there.
-With --wheel that wheel of dtprof is tried, with the hooks in it, else the sources of this repository.
+Needs the interpreters, on PATH (python3.12) or of pyenv, and PyPI. A torch is up to 7 GB; its environment goes once its
+row is there. With --wheel that wheel of dtprof is tried, with the hooks in it, else the sources of this repository.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.matrix.pythons import find_python
 
 REPOSITORY = Path(__file__).parents[2]
 PAIRS = (
@@ -33,11 +35,13 @@ TIMEOUT_S = 3600
 
 def try_pair(python: str, torch: str, folder: Path, wheel: Path | None = None) -> dict[str, Any]:
     """Return what the smoke set found in an environment of its own; `failed` where it could not be made or ended."""
+    if (interpreter := find_python(python)) is None:
+        return {"python": python, "torch": torch, "failed": f"there is no Python {python}"}
     place = folder / f"{python}-{torch}"
     source = ["-e", str(REPOSITORY)] if wheel is None else [str(wheel)]
     try:
         for command in (
-            [f"python{python}", "-m", "venv", str(place)],
+            [interpreter, "-m", "venv", str(place)],
             [str(place / "bin/pip"), "install", "--quiet", f"torch=={torch}", "numpy", *source],
             [str(place / "bin/python"), "-m", "tests.matrix.smoke"],
         ):
