@@ -42,7 +42,7 @@ def try_pair(python: str, torch: str, folder: Path, wheel: Path | None = None) -
     try:
         for command in (
             [interpreter, "-m", "venv", str(place)],
-            [str(place / "bin/pip"), "install", "--quiet", f"torch=={torch}", "numpy", *source],
+            [str(place / "bin/pip"), "install", "--quiet", "--no-compile", f"torch=={torch}", "numpy", *source],
             [str(place / "bin/python"), "-m", "tests.matrix.smoke"],
         ):
             (place / "here").mkdir(parents=True, exist_ok=True)
