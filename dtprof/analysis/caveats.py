@@ -269,8 +269,8 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
     several = [fact.rank for fact in facts if fact.model_share.is_of_several]
     if several:
         caveats.append(
-            f"memory formula: {list_ranks(several)} hold models that are sharded differently, by DDP and by another "
-            "framework, and which memory is whose is not recorded"
+            f"memory formula: {list_ranks(several)} hold parameters that are sharded differently, such as experts "
+            "beside the rest or several models, and which memory is whose is not recorded"
         )
     unsharded = [fact for fact in facts if _holds_less_than_all(fact)]
     if unsharded:

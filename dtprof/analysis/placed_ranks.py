@@ -299,4 +299,5 @@ def _join_blocked(parts: Sequence[Blocked]) -> Blocked:
         wait=np.concatenate([one.wait for one in parts]),
         known=np.concatenate([one.known for one in parts]),
         counts=np.concatenate([one.counts for one in parts]),
+        of_steps=np.concatenate([one.of_steps for one in parts]),
     )

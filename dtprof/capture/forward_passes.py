@@ -198,6 +198,7 @@ class Forward:
             if recorder is not None and not self.wrappers:
                 recorder.write_entry(entry("feature", name="ddp"))
             self.wrappers.add(module)
+            self.roots.hook_class(module.module)  # programs evaluate the module without its wrapper, too
 
     @fence.fenced("the forward pass of FSDP")
     def _hook_fsdp1(self, module: Any) -> None:
@@ -346,9 +347,13 @@ class Roots:
             self._adopt(module)
 
     def _adopt(self, module: Any) -> None:
+        self.models.add(module)
+        self.hook_class(module)
+
+    def hook_class(self, module: Any) -> None:
+        """Record the forward passes of a model by the `forward` of its class."""
         import torch
 
-        self.models.add(module)
         owner = next((kind for kind in type(module).__mro__ if "forward" in vars(kind)), None)
         known = owner in self._classes
         if owner is None or not (known or isinstance(vars(owner)["forward"], types.FunctionType)):

@@ -6,7 +6,7 @@ from typing import Any
 
 from dtprof import fence
 from dtprof.capture.string_entries import entry
-from dtprof.records.axis_names import axis_of
+from dtprof.records.axis_names import axis_of, plain_axis
 
 _NAMING_MODULES = ("megatron.core.parallel_state", "deepspeed.utils.groups")
 """Keep their groups in globals such as `_TENSOR_MODEL_PARALLEL_GROUP`, some as a dict or list of groups."""
@@ -147,9 +147,12 @@ def named_axis_entry(name: str) -> str:
     """
     for module_name in _NAMING_MODULES:
         module = sys.modules.get(module_name)
-        for axis, group in _named_groups(vars(module)) if module is not None else ():
-            if hasattr(group, "rank") and name_of(group) == name:
-                return entry("axis", group=name, axis=axis, by=module_name)
+        groups = _named_groups(vars(module)) if module is not None else ()
+        axes = [(axis, group) for axis, group in groups if hasattr(group, "rank")]
+        for axis, group in axes:
+            if name_of(group) == name:
+                sizes = {other: members.size() for other, members in axes}
+                return entry("axis", group=name, axis=plain_axis(axis, group.size(), sizes), by=module_name)
     return ""
 
 

@@ -98,10 +98,14 @@ class Categories:
             return {}
         device = _device_of(parameters[0])
         states = [*self._copies(), *(state for optimizer in optimizers for state in optimizer.state.values())]
+        of_parameters = _storages(parameters, device)
+        of_state = _storages((tensor for state in states for tensor in _tensors_in(state)), device)
+        for shared in of_parameters.keys() & of_state.keys():  # an optimizer may step views of the parameters
+            del of_state[shared]
         held = {
-            "parameters": _storage_bytes(parameters, device),
-            "gradients": _storage_bytes((part.grad for part in (*parameters, *self._copies())), device),
-            "optimizer_state": _storage_bytes((tensor for state in states for tensor in _tensors_in(state)), device),
+            "parameters": sum(of_parameters.values()),
+            "gradients": _storage_bytes(map(_gradient_of, (*parameters, *self._copies())), device),
+            "optimizer_state": sum(of_state.values()),
         }
         communication = self._communication_bytes()
         if communication is not None:
@@ -117,11 +121,11 @@ class Categories:
                 for tensor in _tensors_in(state):
                     _name(names, tensor, "optimizer_state", f"state of a parameter of {shape}")
         for module in self._models():
-            for name, parameter in (*module.named_parameters(), *module.named_buffers()):
-                _name(names, parameter.grad, "gradients", name)
+            for name, parameter in _named_tensors(module):
+                _name(names, _gradient_of(parameter), "gradients", name)
                 _name(names, parameter, "parameters", name)
         for parameter in self._parameters():
-            _name(names, parameter.grad, "gradients", "")
+            _name(names, _gradient_of(parameter), "gradients", "")
             _name(names, parameter, "parameters", "")
         return names
 
@@ -139,7 +143,7 @@ class Categories:
     def _gradient_bytes(self) -> int:
         parameters = list(self._parameters())
         device = _device_of(parameters[0]) if parameters else ""
-        return _storage_bytes((part.grad for part in (*parameters, *self._copies())), device)
+        return _storage_bytes(map(_gradient_of, (*parameters, *self._copies())), device)
 
     def _copies(self) -> Iterator[Any]:
         """Yield the tensors that optimizers step in place of parameters, such as fp32 copies: ZeRO's state."""
@@ -156,8 +160,7 @@ class Categories:
             for group in optimizer.param_groups if optimizer not in self._forward.roots.steps_copies else ():
                 yield from group["params"]
         for module in self._models():
-            yield from module.parameters()
-            yield from module.buffers()
+            yield from (tensor for _, tensor in _named_tensors(module))
 
 
 def _device_of(tensor: Any) -> str:
@@ -192,8 +195,31 @@ def _tensors_in(state: Any) -> Iterator[Any]:
             yield from _tensors_in(value)
 
 
+def _named_tensors(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield names and tensors of the parameters and buffers of a module.
+
+    Megatron's DDP has an attribute `buffers` in place of the method.
+    """
+    import torch.nn
+
+    yield from torch.nn.Module.named_parameters(module)
+    yield from torch.nn.Module.named_buffers(module)
+
+
+def _gradient_of(parameter: Any) -> Any:
+    """Return the gradient of a parameter; Megatron accumulates it in `main_grad`."""
+    # Views that Megatron's optimizer steps are no leaves: torch warns where their gradient is asked for.
+    gradient = parameter.grad if parameter.is_leaf or parameter.retains_grad else None
+    return gradient if gradient is not None else getattr(parameter, "main_grad", None)
+
+
 def _storage_bytes(tensors: Iterable[Any], device: str) -> int:
-    """Return the bytes of the storages of some tensors on one kind of device, each once.
+    """Return the bytes of the storages of some tensors on one kind of device, each once."""
+    return sum(_storages(tensors, device).values())
+
+
+def _storages(tensors: Iterable[Any], device: str) -> dict[int, int]:
+    """Return the bytes of the storages of some tensors on one kind of device, by address.
 
     Of a sharded tensor only the shard of this rank counts.
     """
@@ -209,21 +235,24 @@ def _storage_bytes(tensors: Iterable[Any], device: str) -> int:
                 part = getattr(tensor, "ds_tensor", tensor)
             if part.layout is torch.strided and (storage := part.untyped_storage()).device.type == device:
                 sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
+    return sizes
 
 
 def _gathered_bytes(root: Any) -> int | None:
     """Return the bytes of the largest part of a model that FSDP unshards at a time; None for a model without FSDP."""
-    state = getattr(type(root), "_get_fsdp_state", None)
-    if state is not None:
-        groups = [group for each in state(root)._state_ctx.all_states for group in _groups(each)]
+    import torch.nn
+
+    modules = list(torch.nn.Module.modules(root))  # a module of Lightning around the model is none of FSDP's
+    states = [type(module)._get_fsdp_state(module) for module in modules if hasattr(type(module), "_get_fsdp_state")]
+    if states:
+        groups = [group for state in states for group in _groups(state)]
         sizes = [
             sum(part._orig_size.numel() * (part.param_dtype or part.orig_dtype).itemsize for part in group.fsdp_params)
             for group in groups
         ]
         return max(sizes, default=0)
     # In the dictionary: a module of the user may compute attributes in __getattr__.
-    handles = [handle for module in root.modules() if (handle := vars(module).get("_handle")) is not None]
+    handles = [handle for module in modules if (handle := vars(module).get("_handle")) is not None]
     flat = [handle.flat_param for handle in handles if hasattr(handle, "flat_param")]
     return max((part._unpadded_unsharded_size.numel() * part.dtype.itemsize for part in flat), default=None)
 

@@ -1,5 +1,7 @@
 """Names of the axes of parallelism, as meshes, Megatron and DeepSpeed write them."""
 
+from collections.abc import Mapping
+
 _BY_NAME = {
     "data": "dp",
     "data_parallel": "dp",
@@ -34,6 +36,8 @@ _AXES = {"dp", "tp", "pp", "cp", "ep", "sp", "fsdp", "ddp", "hsdp", "dp_replicat
 KNOWN_AXES = frozenset((*_AXES, *_BY_NAME.values()))
 """Axes whose ranks are known to share data or not; a mesh may have dimensions of any other name."""
 _MESH = "mesh_"
+_JOINED = {"dp_cp": ("dp", "cp"), "tp_dp": ("tp", "dp"), "tp_cp": ("tp", "cp"), "sp_dp": ("sp", "dp")}
+"""Axes that join two others."""
 
 
 def axis_of(name: str) -> str | None:
@@ -53,3 +57,16 @@ def canonical_axis(dimension: str) -> str:
     """Return the axis of a dimension of a mesh; an unknown name unchanged."""
     plain = dimension.lower()
     return plain if plain in _AXES else _BY_NAME.get(plain, dimension)
+
+
+def plain_axis(axis: str, size: int, sizes: Mapping[str, int]) -> str:
+    """Return the axis of a group of this size without those of one rank that it joins: `dp_cp` without `cp` is `dp`.
+
+    Parameters:
+        sizes: of the groups of each axis that the rank is a member of.
+    """
+    joined = _JOINED.get(axis)
+    for part, other in (joined, joined[::-1]) if joined else ():
+        if sizes.get(part) == size and sizes.get(other, 1) == 1:
+            return part
+    return axis

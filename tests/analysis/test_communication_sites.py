@@ -111,3 +111,25 @@ def test_without_measured_steps_there_is_no_call_site() -> None:
     assert not summary.call_sites
     assert not summary.communication_phases
     assert not summary.message_sizes
+
+
+def test_operations_of_a_thread_beside_the_steps_keep_no_step_waiting() -> None:
+    """A checkpoint is written by a thread of its own, while the rank evaluates."""
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank in ranks:
+        group = rank.group("g", (0, 1), "mesh_dp")
+        for step in range(STEPS):
+            t = 100 * MS * step
+            rank.span("backward", t + 5 * MS, t + 40 * MS)
+            rank.op("all_reduce", t + 20 * MS, t + 34 * MS, group=group)
+            rank.span("evaluation", t + 41 * MS, t + 80 * MS)
+            rank.op("all_gather", t + 42 * MS, t + 79 * MS, group=group, thread=2)
+            rank.span("optimizer", t + 90 * MS, t + 95 * MS)
+    summary = summarise(MemoryRun(ranks))
+    reduced, gathered = sorted(summary.collectives, key=lambda row: row.op, reverse=True)
+    assert (reduced.exposed_ns, reduced.overlap) == (14 * MS, 0)
+    assert (gathered.duration_ns, gathered.exposed_ns, gathered.overlap) == (37 * MS, None, None)
+    assert {(site.op, site.phase): site.exposed_ns_per_step for site in summary.call_sites} == {
+        ("all_reduce", "backward"): 14 * MS,
+        ("all_gather", "other"): None,
+    }

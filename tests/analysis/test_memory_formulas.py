@@ -1,16 +1,17 @@
 """What a rank holds beside what it should hold by formula, and what is left of the memory of its node."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.memory.memory_formulas import ModelShare, activation_bytes, state_by_scheme
+from dtprof.analysis.memory.memory_formulas import ModelShare, activation_bytes, find_share, state_by_scheme
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.nodes.node_memory import MOST_LINES, read_node_memory
 from dtprof.records.nodes.node_samples import GPU, HOST, Sample, SampleFile
-from dtprof.records.tables import Label, NodeMemory, Site
+from dtprof.records.tables import Label, NodeMemory, Sharding, Site
 from dtprof.report.documents.summary_json import summary_json
 from dtprof.report.text.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder
@@ -217,3 +218,21 @@ def test_a_container_that_may_use_less_than_the_host_has_headroom_of_its_own(
     if limit == 4 * P:
         assert summary.headroom[0].headroom_bytes == P
         assert "left on a, in its container" in summary_text(summary)
+
+
+def test_experts_sharded_over_fewer_ranks_than_the_rest_have_no_formula() -> None:
+    declared = [Sharding(scheme="zero2", shards=shards, by="deepspeed") for shards in (4, 2)]
+    tables = RankBuilder(0, world_size=4).tables()
+    experts = find_share(dataclasses.replace(tables, shardings=tuple(declared)), tables.operations, None)
+    assert experts.is_of_several
+    # OSS and ShardedDataParallel of FairScale shard one model.
+    both = [Sharding(scheme=scheme, shards=4, by="fairscale") for scheme in ("zero1", "zero2")]
+    model = find_share(dataclasses.replace(tables, shardings=tuple(both)), tables.operations, None)
+    assert (model.is_of_several, model.scheme, model.shards) == (False, "zero2", 4)
+
+
+def test_text_names_the_assumption_that_does_not_hold() -> None:
+    ddp = [("all_reduce", "ddp", "ddp bucket 0, 4 MiB")]
+    momentum = " ".join(summary_text(holding(ddp, parameters=4 * P, state=4 * P)).split())
+    assert "formulas assume what does not hold here: Adam: two moments of each parameter, as wide" in momentum
+    assert "assume" not in summary_text(holding(ddp, parameters=4 * P, state=8 * P))

@@ -62,7 +62,7 @@ def placed(rank: int, call: Intervals, *, busy: Intervals = NONE) -> SteppedRank
             spans=np.zeros(0, SPAN),
             phases=dict.fromkeys((*ORDER, *BUSY), NONE) | {events.DEVICE_BUSY: busy},
             matched=Matched(channels=(), rows=(), seqs=(), unmatched=0),
-            blocked=Blocked(call=call, wait=call, known=nowhere, counts=nowhere),
+            blocked=Blocked(call=call, wait=call, known=nowhere, counts=nowhere, of_steps=nowhere),
         ),
         numbers=np.zeros(0, np.int64),
         windows=NONE,

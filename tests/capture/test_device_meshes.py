@@ -73,3 +73,16 @@ def test_every_group_has_the_axis_that_it_serves(tmp_path: Path, options: tuple[
         wanted = {"dp": row, "tp": column, "cp": rank % 2}
         assert wanted.items() <= tables.coordinates.items()
         assert not {"world", "dp_tp"} & tables.coordinates.keys()  # they say nothing that these do not
+
+
+@pytest.mark.jobs
+def test_groups_that_sum_up_parts_of_activations_by_sharded_parameters_are_tensor_parallel(tmp_path: Path) -> None:
+    jobs.recorded(tmp_path / "run", jobs.forked(4, jobs.PROGRAMS / "sharded_by_hand.py"))
+    for tables in open_run(tmp_path / "run").load_all():
+        assert tables.notes == ()
+        axes = {group.description: group.axis for group in tables.groups.values()}
+        assert {name: axes[f"mesh_{name}"] for name in ("columns", "copies", "shards")} == {
+            "columns": "tp",
+            "copies": "copies",
+            "shards": "shards",
+        }

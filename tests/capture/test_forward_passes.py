@@ -32,6 +32,9 @@ class Recorder:
     def sample(self, name: Any, value: int) -> None:
         self.samples[name] = value
 
+    def write_entry(self, _: Any) -> None:
+        return
+
 
 class Model(nn.Module):
     """A model without a wrapper; its output is a dict, as that of transformers models."""
@@ -131,3 +134,25 @@ def test_training_that_moves_to_eval_mode_is_found_by_its_backward_pass(forward:
         assert tokens(forward, recorder) == 6
     # The first one was taken for an evaluation: its backward pass came after its span had begun.
     assert recorder.spans == ["forward", "evaluation", "forward", "forward"]
+
+
+def test_module_evaluated_without_its_wrapper_is_an_evaluation(forward: Forward, recorder: Recorder) -> None:
+    class Evaluated(Model):
+        """A class of its own, whose `forward` stays replaced."""
+
+        def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:
+            return super().forward(ids)
+
+    wrapper, other = Wrapper(Evaluated()), Evaluated()
+    forward._register_ddp(wrapper)
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    started = forward.begin(wrapper, (ids,), {})
+    output = wrapper.module(ids)
+    forward.end(started, False, output)
+    output["loss"].backward()
+    wrapper.module.eval()
+    with torch.no_grad():
+        wrapper.module(ids)
+        other(ids)  # a teacher, say
+    assert recorder.spans == ["forward", "evaluation"]
+    assert tokens(forward, recorder) == 6

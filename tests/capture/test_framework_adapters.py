@@ -17,7 +17,7 @@ from dtprof.capture.frameworks.fairscale_hooks import FairScale
 from dtprof.capture.frameworks.megatron_hooks import Megatron
 from dtprof.capture.frameworks.rpc_hooks import RemoteCalls
 from dtprof.capture.frameworks.torchft_hooks import TorchFt
-from dtprof.capture.group_descriptions import name_of
+from dtprof.capture.group_descriptions import name_of, named_axis_entry
 
 F, B = "pp_forward", "pp_backward"
 
@@ -165,6 +165,34 @@ def test_megatron_with_other_names_runs_unhooked_and_that_is_said_once(
     ]
 
 
+def test_distributed_optimizer_of_megatron_shards_the_state_of_the_optimizer(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    class DistributedOptimizer:
+        def __init__(self, group: Any) -> None:
+            if group is not None:  # a stub, for a frozen model, has none
+                self.data_parallel_group = group
+
+    modules("megatron.core.optimizer.distrib_optimizer", DistributedOptimizer=DistributedOptimizer)
+    Megatron(attribution).install()
+    for group in (None, Group("1", 0, 4), Group("2", 0, 2)):  # the last one: of experts
+        DistributedOptimizer(group)
+    assert [(entry["scheme"], entry["shards"]) for entry in recorder.of("sharding")] == [("zero1", 4), ("zero1", 2)]
+
+
+def test_group_along_data_and_a_context_of_one_rank_is_data_parallel(modules: Callable[..., Any]) -> None:
+    groups = {
+        "_DATA_PARALLEL_GROUP": Group("1", 0, 4),
+        "_DATA_PARALLEL_GROUP_WITH_CP": Group("2", 0, 4),
+        "_CONTEXT_PARALLEL_GROUP": Group("3", 0, 1),
+    }
+    modules("megatron.core.parallel_state", **groups)
+    assert json.loads(named_axis_entry("2"))["axis"] == "dp"
+    groups["_DATA_PARALLEL_GROUP"], groups["_CONTEXT_PARALLEL_GROUP"] = Group("1", 0, 2), Group("3", 0, 2)
+    modules("megatron.core.parallel_state", **groups)
+    assert json.loads(named_axis_entry("2"))["axis"] == "dp_cp"
+
+
 # ---- DeepSpeed -------------------------------------------------------------------------------------------------------
 
 
@@ -221,8 +249,14 @@ def test_zero_of_deepspeed_is_recorded_with_the_group_that_it_shards_over(
 ) -> None:
     class DeepSpeedEngine:
         def __init__(
-            self, stage: int, given: Any = None, sharded: tuple[Any, ...] = (), along_sequence: int = 1
+            self,
+            stage: int,
+            given: Any = None,
+            sharded: tuple[Any, ...] = (),
+            along_sequence: int = 1,
+            experts: dict[str, Any] | None = None,
         ) -> None:
+            self.has_moe_layers, self.expert_data_parallel_group = experts is not None, experts
             self.seq_data_parallel_group, self.data_parallel_group = None, Group("1", 0, 4)
             self.sequence_parallel_size = along_sequence
             self.optimizer = SimpleNamespace(dp_process_group=given)
@@ -242,8 +276,9 @@ def test_zero_of_deepspeed_is_recorded_with_the_group_that_it_shards_over(
         SimpleNamespace(ds_process_group=of_experts, allreduce=False),
     )
     DeepSpeedEngine(3, sharded=(expert, dense, dense, expert, expert, SimpleNamespace()))
+    DeepSpeedEngine(2, experts={"ep_size_2": Group("5", 0, 2)})
     assert [(entry["scheme"], entry["shards"]) for entry in recorder.of("sharding")] == [
-        ("none", 4), ("zero1", 8), ("zero3", 16),
+        ("none", 4), ("zero1", 8), ("zero3", 16), ("zero2", 4), ("zero2", 2),
     ]  # fmt: skip
     assert [(entry["group"], entry["axis"]) for entry in recorder.of("axis")] == [
         ("1", "dp"), ("2", "sp_dp"), ("0", "dp"),

@@ -45,3 +45,29 @@ def test_gradients_are_those_that_the_optimizer_stepped_wherever_the_step_ends(*
     if not freed:
         optimizer.zero_grad()
     assert categories.at_step_end()["gradients"] == 0  # of a step without an optimizer's
+
+
+class MegatronDdp(torch.nn.Module):
+    """A wrapper whose `buffers` are no method, and which accumulates gradients in `main_grad`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(10, 10, bias=False)
+        self.buffers: Any = [torch.zeros(100)]
+        self.module.weight.main_grad = self.buffers[0].view(10, 10)  # type: ignore[assignment]
+
+
+def test_megatron_accumulates_gradients_in_buffers_and_steps_views_of_parameters() -> None:
+    model = MegatronDdp()
+    shard = model.module.weight.detach().view(-1)[:50].requires_grad_()
+    optimizer = torch.optim.SGD([shard], lr=0.1, momentum=0.9)
+    shard.grad = torch.zeros(50)
+    optimizer.step()  # keeps 50 values of momentum
+    optimizer.param_groups[0]["params"].append(model.module.weight.view(-1))  # no leaf: its gradient warns
+    roots = SimpleNamespace(steps_copies=[optimizer], models=[model])
+    forward: Any = SimpleNamespace(roots=roots, wrappers=[])
+    of_forward: Forward = forward
+    categories = Categories(of_forward, lambda: 0)
+    categories.optimizers.add(optimizer)
+    held = categories.held()
+    assert (held["parameters"], held["gradients"], held["optimizer_state"]) == (400, 600, 200)

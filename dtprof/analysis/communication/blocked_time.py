@@ -30,7 +30,15 @@ class Blocked:
     wait: Intervals
     known: Mask  # completion is observed, so that these two are all there is
     counts: Mask  # on a thread that runs the steps, or on behalf of its backward pass
+    of_steps: (
+        Mask  # issued for the steps; a thread beside them, such as that of a checkpoint, need not keep them waiting
+    )
     covered: Intervals = field(default_factory=lambda: NONE)  # times in which nothing counts as blocked
+
+    @property
+    def exposure_known(self) -> Mask:
+        """Say of which operations it is known how long they kept the steps from going on."""
+        return self.known & self.of_steps
 
     def length(self, begin: Column, end: Column) -> Column:
         """Return how much of each of these stretches is not covered."""
@@ -56,6 +64,7 @@ def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Interv
     end = np.where(waited, np.maximum(operations["wait_begin_ns"] + operations["wait_ns"], begin), begin)
     unwaited = known & ~waited & (operations["done_ns"] != UNKNOWN_NS)
     counts = is_any(operations["thread"], steps.threads) | ((operations["flags"] & codes.INFERRED_SITE) != 0)
+    of_steps = counts | ((operations["flags"] & codes.DEVICE) != 0) | (not steps.threads)
     if tables.device_error_ns is not None:
         # A stream is blocked whatever thread issued it: backward passes have one of their own. What blocks the host
         # alone does not count.
@@ -64,7 +73,11 @@ def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Interv
     if tables.hook == "python":
         _wait_in_forward(end, operations, unwaited & counts, phases[events.FORWARD])
     return Blocked(
-        call=pair(issued, np.where(known, returned, issued)), wait=pair(begin, end), known=known, counts=counts
+        call=pair(issued, np.where(known, returned, issued)),
+        wait=pair(begin, end),
+        known=known,
+        counts=counts,
+        of_steps=of_steps,
     )
 
 
@@ -85,6 +98,7 @@ def _while_nothing_computes(operations: Array, busy: Intervals) -> Blocked:
         wait=pair(tail, end),
         known=known,
         counts=np.ones(len(operations), np.bool_),
+        of_steps=np.ones(len(operations), np.bool_),
         covered=busy,
     )
 

@@ -119,7 +119,7 @@ def number_distinct(values: Column) -> tuple[Column, Column]:
 def _columns(nbytes: Column, rows: Column, timing: Timing, blocked: Blocked) -> dict[str, Column | Mask]:
     duration, wait = timing.duration[rows], timing.wait[rows]
     timed, split = duration != UNKNOWN_NS, wait != UNKNOWN_NS
-    seen = timed & blocked.known[rows]
+    seen = timed & blocked.exposure_known[rows]
     exposed = timing.exposed_wait[rows] + timing.exposed_transfer[rows]
     return {
         "records": np.ones(len(rows), np.int64),

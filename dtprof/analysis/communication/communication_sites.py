@@ -1,7 +1,8 @@
 """Communication by call site, phase and size: one sum for each of these together, from which the tables follow.
 
-An operation belongs to the phase in which its rank issued it, and to the line of the program that issued it; DDP's
-bucket reductions, which threads of autograd issue, belong to the line of the backward pass that runs.
+An operation belongs to the phase in which its rank issued it, to none where a thread beside the steps did, and to the
+line of the program that issued it; DDP's bucket reductions, which threads of autograd issue, belong to the line of the
+backward pass that runs.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -97,12 +98,12 @@ def sum_sites(batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, timing:
 
 def _find_phases(batch: PlacedBatch, rows: Column) -> Column:
     """Return the position in ORDER of the phase in which each of these operations was issued; len(ORDER): in none."""
-    issued = batch.place_times(batch.operations["issued_ns"])[rows]
+    issued, of_steps = batch.place_times(batch.operations["issued_ns"])[rows], batch.blocked.of_steps[rows]
     found = np.full(len(rows), len(ORDER), np.int64)
     for position in reversed(range(len(ORDER))):
         intervals = batch.phases[ORDER[position]]
         if len(intervals):
-            found[locate(issued, intervals) >= 0] = position
+            found[of_steps & (locate(issued, intervals) >= 0)] = position
     return found
 
 
@@ -124,7 +125,7 @@ def _weigh(
 ) -> Iterable[Column | Mask | None]:
     """Yield what each of COLUMNS sums."""
     duration, wait = timing.duration[rows], timing.wait[rows]
-    seen = (duration != UNKNOWN_NS) & batch.blocked.known[rows]
+    seen = (duration != UNKNOWN_NS) & batch.blocked.exposure_known[rows]
     split = wait != UNKNOWN_NS
     yield None  # counts
     yield sized

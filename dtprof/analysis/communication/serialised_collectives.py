@@ -29,6 +29,8 @@ MAX_GAP_NS, MAX_GAP = 50_000, 0.1
 """Between the end of one and the issue of the next: so much, or this share of the time that the first one blocked."""
 MIN_GAIN = 0.01
 """Of the step."""
+MIN_ROWS = 0.5
+"""Rows a step: what happens once in many steps, such as metrics after an epoch, makes no step shorter."""
 
 
 class SerialKey(NamedTuple):
@@ -136,7 +138,7 @@ def find_serialised(
     for key, own in members.items():
         n = len(own) * num_steps
         gain_ns = sum(sums.gain_ns for sums in own) // n
-        if gain_ns >= MIN_GAIN * step_ns:
+        if gain_ns >= MIN_GAIN * step_ns and sum(sums.rows for sums in own) >= MIN_ROWS * n:
             alike[axes.get(key.group, key.group), key.op, key.api].append(
                 SerialisedCollectives(
                     axis=axes.get(key.group, key.group),

@@ -208,7 +208,7 @@ def _measure_rank(timed: RankTiming, task: MeasureTask, sums: _Sums) -> dict[Fig
             sums.unknown[Figure(RANKS, BUBBLE, rank=tables.rank)] = why
             sums.unknown.setdefault(Figure(JOB, BUBBLE), why)
     figures |= _memory(tables, windows)
-    exposed = np.where(blocked.known, timing.exposed_wait + timing.exposed_transfer, UNKNOWN_NS)
+    exposed = np.where(blocked.exposure_known, timing.exposed_wait + timing.exposed_transfer, UNKNOWN_NS)
     seen = (timing.wait != UNKNOWN_NS) & (timing.duration != UNKNOWN_NS)
     columns = {
         "exposed_ns": exposed,

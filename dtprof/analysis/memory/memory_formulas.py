@@ -16,7 +16,7 @@ from dtprof.analysis.pipeline.schedule_replay import BACKWARD, BACKWARD_WEIGHT, 
 from dtprof.analysis.results import Assumption, Headroom, MemoryFormula
 from dtprof.intervals import Column
 from dtprof.records import events
-from dtprof.records.tables import Array, Label, NodeMemory, RankTables
+from dtprof.records.tables import Array, Label, NodeMemory, RankTables, Sharding
 
 SCHEMES = ("none", "zero1", "zero2", "zero3")
 """How the model's state is sharded over data-parallel ranks."""
@@ -105,7 +105,7 @@ def _find_scheme(
             is_told=True,
             shards=max(1, most.shards),
             # DDP reduces the gradients of a model whose optimizer's state is sharded, but none that are sharded.
-            is_of_several=replicates and most.scheme in ("zero2", "zero3"),
+            is_of_several=(replicates and most.scheme in ("zero2", "zero3")) or _differ(declared),
             holds_whole=is_whole,
         )
     gathers, scatters, shards = 0, 0, 0
@@ -125,6 +125,12 @@ def _find_scheme(
             return ModelShare(is_told=True, shards=_size_of(tables, row))
     sizes = [group.size for group in tables.groups.values() if (group.axis or "").startswith("dp")]
     return ModelShare(is_told=not len(operations), shards=max(sizes, default=1))
+
+
+def _differ(declared: Sequence[Sharding]) -> bool:
+    """Say whether parameters are sharded differently: experts over fewer ranks than the rest, or several models."""
+    schemes = {sharding.scheme for sharding in declared}
+    return len({sharding.shards for sharding in declared}) > 1 or (len(schemes) > 1 and schemes != {"zero1", "zero2"})
 
 
 def _size_of(tables: RankTables, row: Array) -> int:

@@ -144,7 +144,7 @@ def _operation_bars(batch: PlacedBatch, timing: Timing, windows: Intervals) -> t
     rows = np.flatnonzero(at >= 0)
     chosen = select(batch.operations, rows)
     bars = np.zeros(len(chosen), BAR)
-    known = batch.blocked.known[rows]
+    known = batch.blocked.exposure_known[rows]
     exposed = np.where(known, timing.exposed_wait[rows] + timing.exposed_transfer[rows], UNKNOWN_NS)
     returned = np.maximum(chosen["returned_ns"], chosen["issued_ns"])
     bars["begin"] = start_of(chosen)

@@ -41,7 +41,11 @@ class DeepSpeed:
         of_parameters = _parameter_groups(engine) if stage == _ZERO_3 else []
         for used in (group, *of_parameters):
             self._attribution.declare_use(used, axis, _BY)
-        self._attribution.declare_sharding(f"zero{stage}" if stage else "none", (*of_parameters, group)[0], _BY)
+        experts = (
+            getattr(engine, "expert_data_parallel_group", None) if getattr(engine, "has_moe_layers", False) else None
+        )
+        for sharded_over in ((*of_parameters, group)[0], *(experts or {}).values()):
+            self._attribution.declare_sharding(f"zero{stage}" if stage else "none", sharded_over, _BY)
 
     # ---- the pipeline --------------------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ class TensorParallel:
         """Names of modules within the module that the user parallelizes."""
         self._meshes: set[int] = set()
         """Hashes of the meshes of tensor parallelism: a reference to a mesh would keep its groups alive."""
+        self._sharded_over: set[str] = set()
+        """Groups over which the program itself shards parameters, of which nothing says what they are for."""
         self._within = threading.local()
         """`of`: input or output, and module, for which this thread redistributes."""
         self._described: dict[tuple[Any, ...], tuple[str, str]] = {}
@@ -64,6 +66,7 @@ class TensorParallel:
     def _hook_distribution(self, module: Any) -> None:
         begin = self._attribution.begin_unless_labelled
         self._attribution.around(module, "distribute_tensor", lambda *_, **__: begin(_doing, "dtensor", "distribution"))
+        self._attribution.after(module, "distribute_tensor", self._see_distribution)
 
     def _hook_parallelize(self, module: Any) -> None:
         self._attribution.around(module, "parallelize_module", self._begin_parallelize)
@@ -105,14 +108,40 @@ class TensorParallel:
         del failed
         self._within.of = before
 
-    def _keep_for_backward(self, ctx: Any, *_: Any, **__: Any) -> None:
+    def _keep_for_backward(self, ctx: Any, tensor: Any, _: Any, placements: Any, *__: Any, **___: Any) -> None:
         of = getattr(self._within, "of", None)
         if of is not None:
             ctx._dtprof_of = of
+        if self._sharded_over:
+            self._find_sums(ctx, tensor, placements)
 
     def _begin_backward(self, ctx: Any, *_: Any, **__: Any) -> Any:
         of = getattr(ctx, "_dtprof_of", None)
         return self._enter(None if of is None else (f"gradient of the {of[0]}", of[1]))
+
+    # ---- hand-written sharding ---------------------------------------------------------------------------------------
+
+    def _see_distribution(self, distributed: Any, tensor: Any, *_: Any, **__: Any) -> None:
+        import torch
+
+        if isinstance(tensor, torch.nn.Parameter):
+            groups = dimension_groups(distributed.device_mesh) or ()
+            placed = zip(groups, distributed.placements, strict=False)
+            self._sharded_over.update(group for group, placement in placed if placement.is_shard())
+
+    def _find_sums(self, ctx: Any, tensor: Any, placements: Any) -> None:
+        """Declare a group tensor-parallel whose ranks hold shards of parameters and partial sums of one activation.
+
+        Sharded data-parallel ranks gather parameters instead; what they sum are gradients, which need no gradient, and
+        the loss, which has no dimensions.
+        """
+        spec = tensor._spec
+        if not ctx.needs_input_grad[0] or tensor.ndim < 2:
+            return
+        for group, old, new in zip(dimension_groups(spec.mesh) or (), spec.placements, placements, strict=False):
+            if group in self._sharded_over and old.is_partial() and not new.is_partial():
+                self._attribution.declare_use(group, "tp", _BY)
+                self._sharded_over.discard(group)
 
     # ---- from what to what ---------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Record the pipeline actions of Megatron-Core: 1F1B and its interleaved form."""
+"""Record the pipeline actions of Megatron-Core, 1F1B and its interleaved form, and how its optimizer shards."""
 
 import functools
 import sys
@@ -9,6 +9,7 @@ from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenActio
 from dtprof.capture.group_descriptions import name_of
 
 _BY = "megatron.core.pipeline_parallel"
+_OPTIMIZER = "megatron.core.optimizer"
 _SCHEDULES = {
     "forward_backward_pipelining_without_interleaving": "1F1B",
     "forward_backward_pipelining_with_interleaving": "Interleaved1F1B",
@@ -16,7 +17,7 @@ _SCHEDULES = {
 
 
 class Megatron:
-    """Hooks into the schedules of Megatron-Core, which call its `forward_step` and `backward_step`."""
+    """Hooks into the schedules, which call `forward_step` and `backward_step`, and into the distributed optimizer."""
 
     def __init__(self, attribution: Attribution) -> None:
         """Attribute operations through `attribution`."""
@@ -27,8 +28,9 @@ class Megatron:
         self._num_ranks = 1
 
     def install(self) -> None:
-        """Wait for the job to import the schedules."""
+        """Wait for the job to import the schedules and the optimizer."""
         self._attribution.after_import(f"{_BY}.schedules", self._hook)
+        self._attribution.after_import(f"{_OPTIMIZER}.distrib_optimizer", self._hook_optimizer)
 
     def _hook(self, module: Any) -> None:
         if not self._attribution.has_all(module, (*_SCHEDULES, "forward_step", "backward_step")):
@@ -39,6 +41,15 @@ class Megatron:
         around(module, "forward_step", self._begin_forward, end)
         self._attribution.after(module, "forward_step", self._end_forward)
         around(module, "backward_step", self._begin_backward, end)
+
+    def _hook_optimizer(self, module: Any) -> None:
+        self._attribution.after(module.DistributedOptimizer, "__init__", self._see_optimizer)
+
+    def _see_optimizer(self, _: Any, optimizer: Any, *__: Any, **___: Any) -> None:
+        group = getattr(optimizer, "data_parallel_group", None)
+        if group is not None:  # neither a stub for frozen models nor Megatron's FSDP
+            # Buffers of gradients stay whole: what it shards is the optimizer's state, as ZeRO-1.
+            self._attribution.declare_sharding("zero1", group, _OPTIMIZER)
 
     def _begin_step(
         self, schedule: str, *, model: Any, num_microbatches: int, forward_only: bool = False, **options: Any

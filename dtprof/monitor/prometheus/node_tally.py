@@ -248,4 +248,4 @@ def _blocked_ns(own: RankTally, tables: RankTables) -> tuple[Column, Mask]:
     )
     blocked = find_blocked(tables, tables.operations, phases, steps)
     both = blocked.call[:, 1] - blocked.call[:, 0] + blocked.wait[:, 1] - blocked.wait[:, 0]
-    return np.where(blocked.known & blocked.counts, np.maximum(both, 0), 0), blocked.known
+    return np.where(blocked.known & blocked.counts, np.maximum(both, 0), 0), blocked.exposure_known

@@ -159,6 +159,8 @@ def _peak_memory(summary: Summary) -> KeyFigure:
         held = NOT_KNOWN if formula.state_bytes is None else format_bytes(formula.state_bytes)
         expected = format_bytes(formula.state_formula_bytes)
         beside += f"; model state {held}, by formula {expected}"
+        if any(assumption.holds is False for assumption in summary.memory_assumptions):
+            beside += ", whose assumptions do not all hold"
     return KeyFigure("Peak memory", format_bytes(peaks[worst]), beside)
 
 

@@ -79,12 +79,12 @@ def render_memory_formula(panel: Panel, source: Source, _: Pages) -> Markup:
         )
     rows = [(text, format_bytes(nbytes), "as it is" if here else "") for text, nbytes, here in _list_schemes(formula)]
     assumptions = [(assumption.text, HOLDS[assumption.holds]) for assumption in source.summary.memory_assumptions]
-    sharding = f"sharded over {formula.shards} ranks" if formula.shards > 1 else "on one rank"
+    sharding = f", by what is sharded over {formula.shards} ranks" if formula.shards > 1 else " on one rank"
     return join(
         element(
             "p",
             f"Rank {worst.rank} holds {_held(formula.state_bytes)} of model state; by formula it is "
-            f"{format_bytes(formula.state_formula_bytes)}. Parameters, gradients and optimizer state {sharding}:",
+            f"{format_bytes(formula.state_formula_bytes)}. Parameters, gradients and optimizer state{sharding}:",
             class_="label",
         ),
         render_plain_table(("sharding", "model state of a rank", ""), rows, caption=panel.title),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dtprof.analysis.results import GpuUse, Headroom, RankResult, Summary
+from dtprof.analysis.results import Assumption, GpuUse, Headroom, RankResult, Summary
 from dtprof.formatting import format_bytes, format_fraction, plural
 from dtprof.report.text.labelled_lines import labelled
 
@@ -19,7 +19,10 @@ def memory_lines(summary: Summary) -> list[str]:
 
 def capacity_lines(summary: Summary) -> dict[str, list[str]]:
     """Return the lines of the model state beside its formula and of the headroom, by label, as far as known."""
-    lines = {"model state": _formula_lines(summary.ranks), "headroom": _headroom_lines(summary.headroom)}
+    lines = {
+        "model state": _formula_lines(summary.ranks, summary.memory_assumptions),
+        "headroom": _headroom_lines(summary.headroom),
+    }
     lines["gpus"] = _gpu_lines(summary.gpus)
     return {label: shown for label, shown in lines.items() if shown}
 
@@ -50,7 +53,7 @@ def _peak_lines(ranks: Sequence[RankResult]) -> list[str]:
     return labelled("peak memory", f"{format_bytes(most)} on rank {rank}{lowest}{what}")
 
 
-def _formula_lines(ranks: Sequence[RankResult]) -> list[str]:
+def _formula_lines(ranks: Sequence[RankResult], assumptions: Sequence[Assumption]) -> list[str]:
     """Return the model state of the rank with the highest peak beside its formula, and that of other schemes."""
     known = [(rank.peak_bytes or 0, -rank.rank, rank.memory_formula) for rank in ranks if rank.memory_formula]
     if not known:
@@ -64,6 +67,9 @@ def _formula_lines(ranks: Sequence[RankResult]) -> list[str]:
     if formula.activation_bytes is not None and formula.activation_formula_bytes is not None:
         activations, expected = format_bytes(formula.activation_bytes), format_bytes(formula.activation_formula_bytes)
         text += f"; activations {activations}, by formula {expected}"
+    broken = [assumption.text for assumption in assumptions if assumption.holds is False]
+    if broken:
+        text += f"; formulas assume what does not hold here: {'; '.join(broken)}"
     return labelled("model state", text)
 
 

@@ -4,6 +4,7 @@ What finds no room is counted in the line "not shown", which says where it is.
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -15,6 +16,7 @@ from dtprof.analysis.results import (
     PARTS,
     CallLine,
     CriticalPathResult,
+    GroupResult,
     PipelineResult,
     RankResult,
     Recovery,
@@ -39,6 +41,7 @@ from dtprof.formatting import (
     shorten,
 )
 from dtprof.job.api_names import CALLS
+from dtprof.job.axes import purpose_of
 from dtprof.records.events import POINT_TO_POINT
 from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
 from dtprof.report.text.memory_text import capacity_lines, memory_lines
@@ -48,6 +51,8 @@ MAX_RANKS = 8
 NUM_ENDS = 3
 """Of more ranks, how many are shown of those that wait least, and of those that wait most."""
 MAX_COLLECTIVES = 5
+LEAST_GROUP = 8
+"""Columns that the name of a group keeps, though the table becomes too wide."""
 EXIT_WORDS = {"unknown": NO_EXIT_RECORD}
 _PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoint": "ckpt", "optimizer": "optim"}
 
@@ -76,7 +81,7 @@ def summary_text(summary: Summary) -> str:
         *_serialised_lines(summary),
         *_exchange_lines(summary),
         *_straggler_lines(summary),
-        *_path_lines(summary.critical_path),
+        *_path_lines(summary),
         *memory_lines(summary),
     ]
     quality = _quality_lines(summary)
@@ -253,7 +258,7 @@ def _collective_lines(shown: Sequence[AxisCollectives]) -> list[str]:
     rows += [_collective_cells(row, rate) for row, rate in zip(shown, bandwidths, strict=True)]
     excess = max(map(len, format_table(rows, left=2, gap=" "))) - WIDTH
     if excess > 0:
-        widest = max(len(row[1]) for row in rows) - excess
+        widest = max(max(len(row[1]) for row in rows) - excess, LEAST_GROUP)
         rows = [[row[0], shorten(row[1], widest), *row[2:]] for row in rows]
     return format_table(rows, left=2, gap=" ")
 
@@ -274,8 +279,13 @@ def _collective_cells(row: AxisCollectives, bandwidth: str) -> list[str]:
 
 def group_words(row: AxisCollectives) -> str:
     """Return how many groups of which axis a row sums, 64 tp; of one group its name alone."""
-    name = "world" if row.axis == "default_pg" else row.axis
+    name = _world(row.axis)
     return name if row.groups == 1 else f"{row.groups} {name}"
+
+
+def _world(axis: str) -> str:
+    """Return the axis of a group as text."""
+    return "world" if axis == "default_pg" else axis
 
 
 def operation_name(row: AxisCollectives) -> str:
@@ -345,18 +355,31 @@ def _straggler(straggler: StragglerResult) -> str:
     return f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}{cause}"
 
 
-def _path_lines(path: CriticalPathResult | None) -> list[str]:
+def _path_lines(summary: Summary) -> list[str]:
     """Return the largest pieces of the critical path and the rank most on it."""
+    path = summary.critical_path
     if path is None or path.step_ns <= 0 or (len(path.ranks) < 2 and not path.transfer_ns):
         return []
-    pieces = [(ns, phase.replace("_", " ")) for phase, ns in path.phases_ns.items()]
-    pieces += [(operation.transfer_ns, operation.op) for operation in path.operations]
-    shown = [f"{name} {format_fraction(ns / path.step_ns, 0)}" for ns, name in sorted(pieces, reverse=True)[:4] if ns]
+    pieces = [(ns, phase.replace("_", " "), "") for phase, ns in path.phases_ns.items()]
+    pieces = sorted(pieces + _path_transfers(path, summary.groups), reverse=True)[:4]
+    alike = Counter(name for _, name, _ in pieces)
+    shown = [f"{name} over {axis}" if axis and alike[name] > 1 else name for ns, name, axis in pieces if ns]
+    shown = [f"{name} {format_fraction(ns / path.step_ns, 0)}" for (ns, *_), name in zip(pieces, shown, strict=False)]
     first = path.ranks[0] if path.ranks else None
     most = f"; work of rank {first.rank}: {format_fraction(first.work_ns / path.step_ns, 0)}" if first else ""
     while len(shown) > 1 and len(", ".join(shown) + most) > WIDTH - LABEL:
         shown.pop()
     return labelled("crit. path", ", ".join(shown) + most)
+
+
+def _path_transfers(path: CriticalPathResult, groups: Sequence[GroupResult]) -> list[tuple[int, str, str]]:
+    """Return the transfers on the critical path by operation and axis."""
+    purposes = {group.name: purpose_of(group) for group in groups}
+    transfers: Counter[tuple[str, str]] = Counter()
+    for operation in path.operations:
+        axis = purposes.get(operation.group) or f"group {operation.group}"
+        transfers[operation.op, _world(axis)] += operation.transfer_ns
+    return [(ns, *called) for called, ns in transfers.items()]
 
 
 def _small_message_lines(rows: Sequence[SmallMessages]) -> list[str]:
