@@ -243,7 +243,8 @@ def _gathered_bytes(root: Any) -> int | None:
     import torch.nn
 
     modules = list(torch.nn.Module.modules(root))  # a module of Lightning around the model is none of FSDP's
-    states = [type(module)._get_fsdp_state(module) for module in modules if hasattr(type(module), "_get_fsdp_state")]
+    getters = [(module, getattr(type(module), "_get_fsdp_state", None)) for module in modules]
+    states = [get_state(module) for module, get_state in getters if get_state is not None]
     if states:
         groups = [group for state in states for group in _groups(state)]
         sizes = [
