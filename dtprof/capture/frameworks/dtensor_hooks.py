@@ -64,6 +64,8 @@ class TensorParallel:
         around(module.Redistribute, "backward", self._begin_backward, self._end_of)
 
     def _hook_distribution(self, module: Any) -> None:
+        if not self._attribution.has_all(module, ("distribute_tensor",)):
+            return
         begin = self._attribution.begin_unless_labelled
         self._attribution.around(module, "distribute_tensor", lambda *_, **__: begin(_doing, "dtensor", "distribution"))
         self._attribution.after(module, "distribute_tensor", self._see_distribution)
