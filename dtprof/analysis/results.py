@@ -569,7 +569,7 @@ class Advice:
     def sentence(self) -> str:
         """Say for people what the change gains and how far that can be trusted, or why none is named."""
         if self.gain is None or self.interval is None:
-            return f"none ({self.reason})"
+            return f"none: {self.reason}"
         low, high = self.interval
         at_most = "at most " if self.is_bound else ""
         return (
@@ -661,6 +661,15 @@ class Summary:
     def lost_ranks(self) -> tuple[int, ...]:
         """Return the ranks that left no log in any attempt."""
         return tuple(rank for rank in self.missing_ranks if rank not in self.left_out_ranks)
+
+    @property
+    def advice_words(self) -> str:
+        """Return the advice for people, with the steps that were replayed where these are not all measured ones."""
+        if self.advice is None:
+            return ""
+        steps = self.advice.replayed_steps
+        part = f"; steps {steps[0]} to {steps[1]} replayed" if steps is not None and steps != self.steps.used else ""
+        return self.advice.sentence + part
 
     @property
     def missing_words(self) -> str:

@@ -88,6 +88,23 @@ def test_the_text_stays_under_25_lines_for_a_thousand_ranks() -> None:
     assert "rank 7" in text.lower()
 
 
+def test_what_finds_no_room_in_the_text_is_counted() -> None:
+    verdict = judge(skipping_ranks(), exit_status=None)
+    finding = replace(verdict.findings[0], evidence=tuple(f"fact {i}" for i in range(6)))
+    roomy = verdict_text(replace(verdict, findings=(finding,)))
+    assert "fact 5" in roomy
+    assert "not shown" not in roomy
+    # Three such findings are more than 24 lines: facts 4 and 5 of each that is shown are not.
+    full = verdict_text(replace(verdict, findings=(finding,) * 3))
+    shown = full.count("kind: ")
+    assert shown < 3
+    assert full.splitlines()[-1] == (
+        f"not shown: {2 * shown} more evidence lines, {3 - shown} more finding{'s' * (shown < 2)}: "
+        "see --json or the report"
+    )
+    assert "fact 4" not in full
+
+
 def test_the_json_has_every_field_of_the_contract() -> None:
     document = verdict_json(judge(skipping_ranks(), exit_status=None))
     assert list(document) == [

@@ -59,8 +59,8 @@ def test_it_shows_real_figures() -> None:
     # Blame: 10 ms a step; 100 / (100 - 10) = 1.11.
     # Its work is 100 - 10 blocked, that of rank 0 100 - 20; what it does more lies in the backward pass.
     assert (
-        "stragglers  rank 1: to blame in 100 % of steps with waits, the others together\n"
-        "            wait 10.0 ms a step for it (1.11x), slow in backward since step 2\n"
+        "stragglers  rank 1: to blame in 100 % of steps with waits, the other rank waits\n"
+        "            10.0 ms a step for it, slowdown 1.11x, slow in backward since step 2\n"
     ) in text
     assert "4.00 MiB" in text
     assert "peak memory 3.00 GiB" in text

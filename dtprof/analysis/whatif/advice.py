@@ -15,14 +15,12 @@ from dtprof.analysis.results import Advice, Summary
 from dtprof.analysis.run_summary import CollectDetails, Found, reduce_run, state_summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
 from dtprof.analysis.whatif.fixes import describe
-from dtprof.analysis.whatif.prediction import FULL_OVERLAP, MAX_ERROR, Prediction, draw_best, predict
+from dtprof.analysis.whatif.prediction import FULL_OVERLAP, MAX_ERROR, NO_GAIN, Prediction, draw_best, predict
 from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
-from dtprof.analysis.whatif.run_graph import IMPORTED_PIPELINE, find_obstacle, join_lines
-from dtprof.formatting import plural
+from dtprof.analysis.whatif.run_graph import IMPORTED_PIPELINE, choose_middle, find_obstacle, join_lines
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
 
-MAX_STEPS = 16
 MIN_STEPS = 4
 """Of fewer there is no interval worth its name."""
 MAX_RECORDS = 3_072
@@ -89,19 +87,17 @@ def _choose_steps(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> tu
         return obstacle
     if run.manifest.imported == IMPORTED_PIPELINE:
         return "whatif: imported operations of pipelines are replayed by `dtprof whatif` alone"
-    events = sum(fact.events for fact in surveys.facts)
-    a_step = events / max(1, used.count)
     count = used.last - used.first + 1
-    most = min(count, MAX_STEPS, int(max(MAX_RECORDS, MAX_SHARE * events) / max(1.0, a_step)))
     if count < MIN_STEPS:
         return f"whatif: a prediction takes {MIN_STEPS} measured steps, the run has {count}"
-    if most < MIN_STEPS:
+    events = sum(fact.events for fact in surveys.facts)
+    first, last = choose_middle(used, surveys, most_records=max(MAX_RECORDS, MAX_SHARE * events))
+    if last - first + 1 < MIN_STEPS:
         return (
-            f"whatif: a step of {len(surveys.facts):,} ranks has {a_step:,.0f} records, too many to be replayed beside "
-            "the summary; `dtprof whatif` does"
+            f"whatif: a step of {len(surveys.facts):,} ranks has {events / max(1, used.count):,.0f} records, too many "
+            "to be replayed beside the summary; `dtprof whatif` does"
         )
-    first = used.first + (count - most) // 2
-    return first, first + most - 1
+    return first, last
 
 
 def _predict(
@@ -134,5 +130,5 @@ def state_advice(found: Prediction) -> Advice:
     elif found.replay_error is None or not found.scenarios:
         reason = found.cannot_tell[-1] if found.cannot_tell else "the run has nothing that could be changed"
     else:
-        reason = f"{plural(len(found.scenarios), 'change')} replayed, no gain beyond noise"
+        reason = NO_GAIN
     return Advice(reason=reason.removeprefix("whatif: "), replay_error=found.replay_error, replayed_steps=found.steps)

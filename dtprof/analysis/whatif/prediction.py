@@ -52,6 +52,8 @@ FULL_OVERLAP = f"{OVERLAP}=full"
 NOW = "as it was"
 WORTH = 0.005
 """Of the step: a smaller gain is none to act on."""
+NO_GAIN = "no change that you can make shortens steps beyond noise"
+"""The sentence of a run in which no change is worth its work, wherever it is printed."""
 RESAMPLED = 400
 """How often steps are drawn for an interval."""
 CONFIDENCE = (2.5, 97.5)

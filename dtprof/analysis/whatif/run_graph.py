@@ -17,7 +17,7 @@ from dtprof.formatting import list_ranks, plural
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
 
-MAX_EVENTS = 1 << 18
+MAX_RECORDS = 1 << 18
 """Records of the steps that are replayed; of longer runs fewer steps."""
 MIN_STEPS = 2
 MAX_UNKNOWN = 0.02
@@ -36,7 +36,7 @@ def read_graph(
         return obstacle
     if run.manifest.imported == IMPORTED_PIPELINE:
         return _read_pipelines(run, surveys)
-    first, last = _choose_steps(surveys, used)
+    first, last = choose_middle(used, surveys, most_records=MAX_RECORDS, fewest=MIN_STEPS)
     collector = LineCollector(first=first, last=last)
     reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=lambda *_: collector.at, draws=False)
     return join_lines(run, surveys, reduced.details, used=used)
@@ -110,15 +110,20 @@ def join_lines(
     )
 
 
-def _choose_steps(surveys: Surveys, used: MeasuredSteps) -> tuple[int, int]:
-    """Return the first and the last step to replay: all, or as many from the middle as MAX_EVENTS allows."""
+def choose_middle(used: MeasuredSteps, surveys: Surveys, *, most_records: float, fewest: int = 0) -> tuple[int, int]:
+    """Return the first and the last step to replay: all measured ones, or as many from the middle as a bound allows.
+
+    The summary and `dtprof whatif` both choose by this: of a run within both bounds they give the same figures.
+
+    Parameters:
+        most_records: of the steps together.
+        fewest: steps that are replayed whatever they hold, where there are as many.
+    """
     count = used.last - used.first + 1
-    events = sum(fact.events for fact in surveys.facts) / max(1, used.count)
-    most = max(MIN_STEPS, int(MAX_EVENTS / max(1.0, events)))
-    if count <= most:
-        return used.first, used.last
-    first = used.first + (count - most) // 2
-    return first, first + most - 1
+    a_step = sum(fact.events for fact in surveys.facts) / max(1, used.count)
+    chosen = min(count, max(fewest, int(most_records / max(1.0, a_step))))
+    first = used.first + (count - chosen) // 2
+    return first, first + chosen - 1
 
 
 def _with_stage(line: RankLine, surveys: Surveys) -> RankLine:

@@ -34,6 +34,7 @@ class Slowdowns:
     by_stage: Mapping[int, float]
     m_w: float | None
     m_s: float | None
+    slowest_ranks: tuple[int, ...] = ()  # those of m_w
 
     @property
     def slowdown(self) -> float | None:
@@ -67,7 +68,8 @@ def measure_slowdowns(graph: OperationGraph) -> Slowdowns:
     scores = {
         rank: min(by_replica[replica], by_stage[stage]) for rank, (replica, stage) in graph.replicas.items()
     } or by_rank
-    fixed = [_slowest(graph, scores), graph.stage == stages[-1] if len(stages) > 1 else None]
+    slowest = _slowest(scores)
+    fixed = [np.isin(graph.rank, slowest) if slowest else None, graph.stage == stages[-1] if len(stages) > 1 else None]
     m_w, m_s = _recovered(graph, fixed, replayed, ideal)
     return Slowdowns(
         replayed_ns=replayed,
@@ -77,6 +79,7 @@ def measure_slowdowns(graph: OperationGraph) -> Slowdowns:
         by_stage=_descending(by_stage),
         m_w=m_w,
         m_s=m_s,
+        slowest_ranks=slowest,
     )
 
 
@@ -91,13 +94,12 @@ def _choose_ranks(graph: OperationGraph) -> list[int]:
     return ranks
 
 
-def _slowest(graph: OperationGraph, scores: Mapping[int, float]) -> Mask | None:
-    """Choose the operations of the slowest workers; of equal scores those of the lower ranks."""
+def _slowest(scores: Mapping[int, float]) -> tuple[int, ...]:
+    """Choose the slowest workers, of equal scores the lower ranks; none of a single worker."""
     if len(scores) < 2:
-        return None
+        return ()
     count = -(-len(scores) * round(100 * SLOWEST) // 100)
-    slowest = sorted(scores, key=lambda rank: (-scores[rank], rank))[:count]
-    return np.isin(graph.rank, slowest)
+    return tuple(sorted(sorted(scores, key=lambda rank: (-scores[rank], rank))[:count]))
 
 
 def _recovered(

@@ -106,7 +106,7 @@ def _advice(summary: Summary | None, width: int) -> list[Text]:
     """Say which change would gain most, or why none is named."""
     if summary is None or summary.advice is None:
         return []
-    return [Text(line, style="cyan") for line in _wrap(f"advice: {summary.advice.sentence}", width)]
+    return [Text(line, style="cyan") for line in _wrap(f"advice: {summary.advice_words}", width)]
 
 
 def _costliest_line(summary: Summary | None, width: int) -> list[Text]:

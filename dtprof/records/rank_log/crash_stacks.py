@@ -1,6 +1,8 @@
 """The Python stack that a fatal signal left in the folder of a rank."""
 
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from dtprof.records.tables import CrashStack, Site
@@ -25,3 +27,14 @@ def read_crash(file: Path) -> CrashStack | None:
     return CrashStack(
         signal=int(head[1]), t_ns=int(head[2]), thread=head[3].split()[-1], computes=bool(head[4]), frames=tuple(frames)
     )
+
+
+def qualify_names(crash: CrashStack, sites: Iterable[Site]) -> CrashStack:
+    """Return the stack with the qualified names that the records have for the same lines.
+
+    A fatal signal leaves the plain name `f` of a line from which operations were recorded as issued by `Class.f`.
+    """
+    qualified = {(site.file, site.line, site.function.rpartition(".")[2]): site.function for site in sites}
+    names = (qualified.get((f.file, f.line, f.function), f.function) for f in crash.frames)
+    frames = (replace(frame, function=name) for frame, name in zip(crash.frames, names, strict=True))
+    return replace(crash, frames=tuple(frames))

@@ -12,7 +12,7 @@ from typing import Any
 
 from dtprof.records import events, paths, schema, tables
 from dtprof.records.axis_names import KNOWN_AXES, axis_of, canonical_axis
-from dtprof.records.rank_log.crash_stacks import read_crash
+from dtprof.records.rank_log.crash_stacks import qualify_names, read_crash
 from dtprof.records.rank_log.ddp_buckets import Layout
 from dtprof.records.rank_log.group_members import share, share_range
 from dtprof.records.tables import UNKNOWN_NS, Group, Site
@@ -267,7 +267,6 @@ def read_strings(folder: Path, problems: list[str]) -> Strings:
     """Read the strings file of a rank folder; invalid entries are omitted and reported."""
     file = folder / paths.STRINGS
     strings = Strings()
-    strings.crash = read_crash(folder / paths.CRASH)
     damaged = 0
     rows = json_lines(file, problems, known=_known)
     if not rows and not file.exists():
@@ -277,6 +276,8 @@ def read_strings(folder: Path, problems: list[str]) -> Strings:
             strings.take(row)
         except ENTRY_ERRORS:
             damaged += 1
+    if (crash := read_crash(folder / paths.CRASH)) is not None:
+        strings.crash = qualify_names(crash, strings.sites.values())
     if strings.has_crowd:
         problems.append(
             f"{folder.name} has more than {schema.MAX_TABLE_ENTRIES:,} groups: those beyond are indistinguishable, and "

@@ -15,7 +15,7 @@ ROW_PX = 26
 GAP = 1.4
 """Rows between the two steps."""
 NO_CHANGE = Nothing(
-    why="No single change that you can make shortens steps beyond noise, so there is no step to compare.",
+    why="No change that you can make shortens steps beyond noise, so there is no step to compare.",
     remedy="dtprof whatif predicts others: faster links or devices, more ranks, several changes at once.",
 )
 

@@ -1,7 +1,7 @@
 """What each single change would gain, with its interval."""
 
 from dtprof.analysis.whatif.fixes import describe
-from dtprof.analysis.whatif.prediction import Prediction
+from dtprof.analysis.whatif.prediction import NO_GAIN, Prediction
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, new_figure
 from dtprof.report.figures.figure_numbers import format_duration
 from dtprof.report.figures.figure_source import Source
@@ -61,7 +61,7 @@ def draw_change_gains(source: Source) -> Drawing | Nothing:
     best = found.best
     used = f"steps {found.steps[0]} to {found.steps[1]}" if found.steps else "some steps"
     said = (
-        "No change that you can make shortens steps beyond noise"
+        f"{NO_GAIN[:1].upper()}{NO_GAIN[1:]}"
         if best is None
         else f"{describe(best.fix)[:1].upper()}{describe(best.fix)[1:]} would make steps "
         f"{100 * (best.gain or 0.0):.1f} % shorter"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dtprof.analysis.rank_exits import STOPPED
 from dtprof.analysis.results import RankResult, Summary
+from dtprof.analysis.whatif.prediction import NO_GAIN
 from dtprof.diagnosis.findings import Verdict
 from dtprof.formatting import plural
 from dtprof.report.figures.figure_numbers import format_duration, format_share
@@ -179,9 +180,8 @@ def _advise(summary: Summary) -> str:
     """Return the change that was predicted to gain most, or why none is named; nothing where none was asked for."""
     if summary.advice is None:
         return ""
-    said = (
-        summary.advice.sentence if summary.advice.gain is not None else f"no change is named: {summary.advice.reason}"
-    )
+    reason = summary.advice.reason
+    said = reason if reason == NO_GAIN else f"no change is named: {reason}" if reason else summary.advice_words
     return said[:1].upper() + said[1:].rstrip(".") + "."
 
 

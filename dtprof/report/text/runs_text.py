@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_table, join_lines, plural, shorten
 from dtprof.records.run_facts import RunFacts
+from dtprof.report.text.labelled_lines import wrap_text
 
 MOST_NAME = 48
 QUIET = ("running", "ended", "healthy")
@@ -41,7 +42,10 @@ def runs_text(runs: Sequence[RunFacts], *, with_steps: bool = False) -> str:
     lines = format_table(rows, left=4 if users else 3)
     notable = [run for run in runs if run.summary and run.outcome not in QUIET]
     if notable:
-        lines += ["", *(f"{shorten(run.name, MOST_NAME)}: {run.summary}" for run in notable)]
+        lines.append("")
+        for run in notable:
+            sentence = f"{shorten(run.name, MOST_NAME)}: {run.summary}"
+            lines += wrap_text(sentence, indent="  ", break_long_words=False)
     lines += ["", _totals(runs)]
     return join_lines(lines)
 

@@ -12,7 +12,7 @@ from dtprof.analysis.communication.axis_collectives import AxisCollectives, coll
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural, shorten
-from dtprof.report.text.summary_text import EXIT_WORDS, group_words, operation_name, share_cells
+from dtprof.report.text.summary_text import EXIT_WORDS, group_words, operation_name, share_cells, waiting_words
 
 MAX_RANKS = 16
 MAX_COLLECTIVES = 10
@@ -54,7 +54,7 @@ def _headline(summary: Summary) -> str:
     if summary.missing_words:
         lines[-1] += f"; **{summary.missing_words}**"
     if summary.advice is not None and summary.advice.gain is not None:
-        lines += ["", f"**Advice**: {escape(summary.advice.sentence)}"]
+        lines += ["", f"**Advice**: {escape(summary.advice_words)}"]
     return "\n".join(lines)
 
 
@@ -113,8 +113,7 @@ def _notes(summary: Summary) -> str:
     for straggler in summary.stragglers[:3]:
         cause = f": {as_code(straggler.cause)}" if straggler.cause else ""
         cause += f"; sampled {as_code(straggler.sampled.words)}" if straggler.sampled else ""
-        blame = straggler.blame_ns_per_step
-        cost = f", the others wait {format_ns(blame)} a step for it" if blame else ""
+        cost = f", {waiting_words(straggler, summary.world_size)}" if straggler.blame_ns_per_step else ""
         lines.append(f"- straggler: **rank {straggler.rank}**{cost}{cause}")
     peaks = [(rank.peak_bytes, rank.rank) for rank in summary.ranks if rank.peak_bytes is not None]
     if peaks:

@@ -6,6 +6,7 @@ What finds no room is counted in the line "not shown", which says where it is.
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from statistics import median
 
 from dtprof.analysis.caveats import condense_caveats
@@ -109,7 +110,8 @@ def summary_text(summary: Summary) -> str:
 
 
 def _job_lines(summary: Summary) -> list[str]:
-    command = " ".join(map(shlex.quote, summary.command)) or summary.run
+    program = [PurePath(part).name for part in summary.command[:1]]  # its folder takes the room of its options
+    command = " ".join(map(shlex.quote, (*program, *summary.command[1:]))) or summary.run
     on_hosts = f" on {plural(len(summary.hosts), 'host')}" if summary.hosts else ""  # unknown of some imported runs
     in_replicas = f" in {summary.replicas} replicas" if summary.replicas > 1 else ""
     parts = [f"{plural(summary.world_size, 'rank')}{in_replicas}{on_hosts}"]
@@ -175,7 +177,7 @@ def _step_lines(summary: Summary) -> list[str]:
 def _advice_lines(summary: Summary) -> list[str]:
     if summary.advice is None or summary.steps.used is None:
         return []
-    return labelled("advice", summary.advice.sentence)
+    return labelled("advice", summary.advice_words)
 
 
 def _throughput_lines(throughput: Throughput | None) -> list[str]:
@@ -331,7 +333,7 @@ def _straggler_lines(summary: Summary) -> list[str]:
             if summary.steps.used and summary.collectives
             else []
         )
-    lines = labelled("stragglers", _straggler(summary.stragglers[0]))
+    lines = labelled("stragglers", _straggler(summary.stragglers[0], summary.world_size))
     if len(summary.stragglers) > 1:
         others = list_ranks(straggler.rank for straggler in summary.stragglers[1:])
         last = summary.stragglers[-1]
@@ -343,16 +345,21 @@ def _straggler_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _straggler(straggler: StragglerResult) -> str:
-    blame = straggler.blame_ns_per_step
-    cost = f", the others together wait {format_ns(blame)} a step for it" if blame is not None else ""
-    slowdown = f" ({straggler.slowdown:.2f}x)" if straggler.slowdown else ""
+def _straggler(straggler: StragglerResult, world_size: int) -> str:
+    cost = f", {waiting_words(straggler, world_size)}" if straggler.blame_ns_per_step is not None else ""
+    slowdown = f", slowdown {straggler.slowdown:.2f}x" if straggler.slowdown else ""
     where = f", slow {straggler.phase_words}" if straggler.phase else ""
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
     cause = f": {straggler.cause}" if straggler.cause else ""
     cause += f"; sampled {straggler.sampled.words}" if straggler.sampled else ""
     share = f"to blame in {format_fraction(straggler.last_share, 0)} of steps with waits"
     return f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}{cause}"
+
+
+def waiting_words(straggler: StragglerResult, world_size: int) -> str:
+    """Return how long all other ranks, added up, wait for a straggler in a step."""
+    waiting = "the other rank waits" if world_size == 2 else "the others together wait"
+    return f"{waiting} {format_ns(straggler.blame_ns_per_step)} a step for it"
 
 
 def _path_lines(summary: Summary) -> list[str]:

@@ -1,4 +1,6 @@
-"""A verdict in under 25 lines of text."""
+"""A verdict in under 25 lines of text; what finds no room is counted in the line "not shown"."""
+
+from collections import Counter
 
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.formatting import format_fraction, join_lines, list_ranks, plural
@@ -7,33 +9,58 @@ from dtprof.report.text.labelled_lines import wrap_text
 
 WIDTH = 100
 MAX_LINES = 24
+MAX_EVIDENCE, MAX_ADVICE, MAX_REASONS = 4, 2, 3
 
 
 def verdict_text(verdict: Verdict) -> str:
     """Return the text: verdict, waits, the culprit's activity, advice, confidence, caveats."""
-    lines = [f"verdict: {verdict.outcome}{_scope(verdict)}"]
+    lines = [_headline(verdict)]
     for finding in verdict.findings:
         lines += _finding_lines(finding)
-    for reason in verdict.cannot_tell[:3]:
+    for reason in verdict.cannot_tell:
         lines += _wrapped("cannot tell: ", reason)
-    return join_lines(lines[:MAX_LINES])
+    return join_lines(lines if len(lines) <= MAX_LINES else _shortened(verdict))
 
 
-def _scope(verdict: Verdict) -> str:
+def _shortened(verdict: Verdict) -> list[str]:
+    """Return the first findings and reasons that find room, and how many more there are."""
+    lines = [_headline(verdict)]
+    hidden: Counter[str] = Counter()
+    for finding in verdict.findings:
+        shown = _finding_lines(finding, max_evidence=MAX_EVIDENCE, max_advice=MAX_ADVICE)
+        if hidden["finding"] or (len(lines) > 1 and len(lines) + len(shown) >= MAX_LINES):
+            hidden["finding"] += 1
+            continue
+        room = MAX_LINES - 1 - len(lines)
+        lines += shown[:room]
+        hidden["line"] += max(0, len(shown) - room)
+        hidden["evidence line"] += max(0, len(finding.evidence) - MAX_EVIDENCE)
+        hidden["advice line"] += max(0, len(finding.advice) - MAX_ADVICE)
+    for place, reason in enumerate(verdict.cannot_tell):
+        shown = _wrapped("cannot tell: ", reason)
+        if place < MAX_REASONS and not hidden["caveat"] and len(lines) + len(shown) < MAX_LINES:
+            lines += shown
+        else:
+            hidden["caveat"] += 1
+    counted = ", ".join(plural(count, f"more {what}") for what, count in hidden.items() if count)
+    return [*lines, f"not shown: {counted}: see --json or the report"] if counted else lines
+
+
+def _headline(verdict: Verdict) -> str:
     missing = f", {list_ranks(verdict.ranks_missing)} left no record" if verdict.ranks_missing else ""
-    return f" ({plural(len(verdict.ranks_seen), 'rank')} seen{missing})"
+    return f"verdict: {verdict.outcome} ({plural(len(verdict.ranks_seen), 'rank')} seen{missing})"
 
 
-def _finding_lines(finding: Finding) -> list[str]:
+def _finding_lines(finding: Finding, *, max_evidence: int | None = None, max_advice: int | None = None) -> list[str]:
     lines = _wrapped("note: " if finding.severity == "info" else "", finding.summary)
     lines.append(f"  kind: {finding.kind}, {format_fraction(finding.confidence, 0)} sure")
     if finding.culprit_hosts:
         lines += _wrapped("  host: ", ", ".join(finding.culprit_hosts))
     lines += _site_lines("  culprit", finding.culprit_call_sites)
     lines += _site_lines("  waiting" if finding.waiting_ranks else "  others", finding.call_sites)
-    for fact in finding.evidence[:4]:
+    for fact in finding.evidence[:max_evidence]:
         lines += _wrapped("  evidence: ", fact)
-    for step in finding.advice[:2]:
+    for step in finding.advice[:max_advice]:
         lines += _wrapped("  do: ", step)
     return lines
 

@@ -1,9 +1,10 @@
 """A prediction in text of 80 columns: the answer first, then the slowdowns of the run, then each change."""
 
 import shlex
+from collections.abc import Sequence
 
-from dtprof.analysis.whatif.prediction import Prediction, Scenario
-from dtprof.formatting import format_fraction, format_ns, format_table, join_lines
+from dtprof.analysis.whatif.prediction import NO_GAIN, Prediction, Scenario
+from dtprof.formatting import format_fraction, format_ns, format_table, join_lines, list_ranks
 from dtprof.report.text.labelled_lines import labelled
 
 LABEL = 10
@@ -33,14 +34,15 @@ def whatif_text(result: Prediction) -> str:
         parts = [f"{name} {share:.3f}x" for name, share in slow.by_operation.items() if share > 1 + WORTH_SAYING]
         ranks = [f"rank {name} {share:.3f}x" for name, share in slow.by_rank.items() if share > 1 + WORTH_SAYING]
         stages = [f"stage {name} {share:.3f}x" for name, share in slow.by_stage.items() if share > 1 + WORTH_SAYING]
-        lines += labelled("ideal", f"{format_ns(slow.ideal_ns)} a step; the run is {slow.slowdown:.3f}x as slow", LABEL)
+        ideal = f"{format_ns(slow.ideal_ns)} a step; the replayed step takes {slow.slowdown:.3f}x as long"
+        lines += labelled("ideal", ideal, LABEL)
         for some in (parts, ranks, stages):
             if some:
                 lines += labelled("", ", ".join(some[:MAX_PARTS]), LABEL)
         shares = [
-            f"{format_fraction(share, 0)} of the slowdown goes if {where} ideal"
-            for where, share in (("the slowest 3 % of ranks are", slow.m_w), ("the last stage is", slow.m_s))
-            if share is not None
+            f"{_format_recovered(share)} if {where} ideal"
+            for where, share in ((_are(slow.slowest_ranks), slow.m_w), ("the last stage is", slow.m_s))
+            if share is not None and share > WORTH_SAYING
         ]
         if shares and slow.slowdown > WORTH_DIVIDING:
             lines += labelled("", ", ".join(shares), LABEL)
@@ -66,11 +68,23 @@ def _headline(result: Prediction) -> str:
         return "not predicted"
     best = known[0] if len(result.scenarios) == 1 else result.best
     if best is None or best.gain is None:
-        return "none of the single changes that you can make would shorten steps notably"
+        return NO_GAIN
     name = " with ".join(best.fix)
     change = f"{100 * abs(best.gain):.1f} % {'shorter' if best.gain >= 0 else 'longer'}"
     between = _between(best)
     return f"{name}: steps of {format_ns(best.step_ns)}, {change}{f' ({between})' if between else ''}"
+
+
+def _are(ranks: Sequence[int]) -> str:
+    """Return `rank 3 is`, `ranks 3, 7 are`; of many ranks their number."""
+    if len(ranks) > MAX_PARTS:
+        return f"the {len(ranks)} slowest ranks are"
+    return f"{list_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+
+
+def _format_recovered(share: float) -> str:
+    """Return how much of the slowdown goes; with one part ideal a step may be shorter than with all at their means."""
+    return f"{'all' if share >= 1 else format_fraction(share, 0)} of the slowdown goes"
 
 
 def _between(scenario: Scenario) -> str:

@@ -58,7 +58,7 @@ def test_a_job_in_which_nothing_gains_gets_no_advice(tmp_path: Path) -> None:
     assert found is not None
     assert found.fix == ()
     assert found.gain is None
-    assert found.reason.endswith("replayed, no gain beyond noise")
+    assert found.reason == "no change that you can make shortens steps beyond noise"
 
 
 def test_steps_that_are_too_long_to_replay_beside_the_summary_are_not(

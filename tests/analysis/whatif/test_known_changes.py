@@ -134,7 +134,7 @@ def test_a_replay_that_misses_the_step_predicts_nothing_and_names_the_part(tmp_p
 
 
 def test_long_runs_are_replayed_in_part_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtprof.analysis.whatif.run_graph.MAX_EVENTS", 200)
+    monkeypatch.setattr("dtprof.analysis.whatif.run_graph.MAX_RECORDS", 200)
     found = what_if_of(tmp_path, replace(JOB, steps=20))
     assert found.steps is not None
     assert found.steps[1] - found.steps[0] < 10

@@ -8,7 +8,8 @@ import pytest
 
 from dtprof.diagnosis.job_state import JobState, MemoryUse
 from dtprof.records.oom_victims import OomVictim
-from dtprof.records.rank_log.crash_stacks import read_crash
+from dtprof.records.rank_log.crash_stacks import qualify_names, read_crash
+from dtprof.records.tables import Site
 from tests.diagnosis.judging import CONNECTION_LOST, build_job, found_by, gradients, judge, ranks_in_step
 
 
@@ -119,6 +120,18 @@ def test_the_line_is_that_at_which_the_signal_hit_which_ended_the_rank(
     finding = found_by("rank_killed", job)[0]
     assert [site.line for site in finding.culprit_call_sites.values()] == ([line] if line else [])
     assert ("launch (/home/me/kernels.py:6) < <module>" in finding.evidence[0]) == (line == 6)
+
+
+def test_a_crashed_line_has_the_name_that_operations_from_it_were_recorded_with(tmp_path: Path) -> None:
+    (tmp_path / "crash.txt").write_text(CRASH.format("the main"))
+    crash = read_crash(tmp_path / "crash.txt")
+    assert crash is not None
+    recorded = [
+        Site(file="/home/me/kernels.py", line=6, function="Kernels.launch"),
+        Site(file="/home/me/train.py", line=22, function="Trainer.step"),  # another function of that line: a lambda
+    ]
+    named = qualify_names(crash, recorded)
+    assert [frame.function for frame in named.frames] == ["string_at", "Kernels.launch", "<module>"]
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "signal x at 5 in the main thread\n"])
