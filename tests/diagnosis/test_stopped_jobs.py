@@ -198,3 +198,18 @@ def test_ranks_that_all_slept_outside_any_operation_are_reported_after_the_end_t
         "the job was stopped from outside (SIGINT or SIGTERM) after nothing was recorded for 60 s "
     )
     assert "every rank slept outside any collective: rank 0 at /home/me/train.py:8 (load); rank 1 at" in reason
+
+
+def test_what_a_rank_did_after_dtprof_stopped_the_job_is_no_evidence(tmp_path: Path) -> None:
+    ranks = blocked()
+    site = ranks[1].site("all_reduce", line=20)
+    # Rank 1 stood in a lock of rank 0: freed as that ended, it went on, and its own signal found it in the collective.
+    ranks[1].op("all_reduce", LAST + 30 * SECOND, None, step=STEPS, site=site, nbytes=8)
+    ranks[1].exception(LAST + 31 * SECOND, "RuntimeError", CONNECTION_LOST, line=20)
+    hang_ns = START_NS + LAST + 20 * SECOND
+    verdict = stop(
+        tmp_path / "run", ranks, 31 * SECOND, stopped_on_hang=True, hang_detected_ns=hang_ns, boot_id="boot-a"
+    )
+    [finding] = verdict.findings
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("hang", "rank-stuck", (1,))
+    assert finding.waiting_ranks == (0,)

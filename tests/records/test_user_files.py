@@ -1,7 +1,10 @@
 """Frames of the user's own code are told from those of what it uses, on any host."""
 
+from pathlib import Path
+
 import pytest
 
+import dtprof
 from dtprof.records.user_files import is_user_file
 
 
@@ -36,3 +39,8 @@ def test_a_program_is_the_users_wherever_it_lies(path: str) -> None:
 )
 def test_installed_code_torch_and_dtprof_of_any_checkout_are_not(path: str) -> None:
     assert not is_user_file(path)
+
+
+def test_every_module_of_dtprof_beside_its_folders_is_not() -> None:
+    modules = [file.name for file in Path(dtprof.__file__).parent.glob("*.py") if not file.name.startswith("__")]
+    assert [name for name in modules if is_user_file(f"/another/checkout/dtprof/{name}")] == []

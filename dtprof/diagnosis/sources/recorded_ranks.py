@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,7 @@ class _Task:
     ranks: Sequence[int]
     attempt: int | None
     newest: int
+    stopped: tuple[str, int] | None  # the boot id of the host whose dtprof stopped the hung job, and when
 
 
 def read_ranks(
@@ -67,8 +68,10 @@ def read_ranks(
         newest: operations of all ranks together that are compared; None for MAX_COLLECTIVES.
     """
     of_all = MAX_COLLECTIVES if newest is None else newest
+    stopped = _stop_of(run)
     tasks = (
-        _Task(records=run.part(part), ranks=part, attempt=attempt, newest=of_all) for part in share_out(ranks, executor)
+        _Task(records=run.part(part), ranks=part, attempt=attempt, newest=of_all, stopped=stopped)
+        for part in share_out(ranks, executor)
     )
     for part in map_tasks(executor, _read_part, tasks):
         yield from part
@@ -76,7 +79,56 @@ def read_ranks(
 
 def _read_part(task: _Task) -> list[RankRead]:
     load = functools.partial(task.records.load_newest, of_all=task.newest, of_each=MIN_COLLECTIVES)
-    return [_read(load(rank, task.attempt)) for rank in task.ranks]
+    return [_read(_as_hung(load(rank, task.attempt), task.stopped)) for rank in task.ranks]
+
+
+def stopped_on_hang_ns(job_facts: Mapping[str, Any]) -> int | None:
+    """Return when the hang was detected for which dtprof stopped the job; None where it did not."""
+    hang = job_facts.get("hang_detected_ns")
+    return hang if job_facts.get("stopped_on_hang") and isinstance(hang, int) else None
+
+
+def _stop_of(run: Run) -> tuple[str, int] | None:
+    stopped_ns = stopped_on_hang_ns(run.job_facts)
+    return (str(run.job_facts.get("boot_id")), stopped_ns) if stopped_ns is not None else None
+
+
+def _as_hung(tables: RankTables, stopped: tuple[str, int] | None) -> RankTables:
+    """Return the records of a rank as they were when its job was found hung and stopped.
+
+    The ranks that end first free those that waited for them, which go on until their own signal comes.
+    """
+    if stopped is None or stopped[0] != tables.boot_id:
+        return tables
+    stopped_ns = stopped[1]
+    operations = _as_of(tables.operations, "issued_ns", ("returned_ns", "done_ns"), stopped_ns)
+    spans = _as_of(tables.spans, "begin_ns", ("end_ns",), stopped_ns)
+    intervals = _as_of(tables.device_intervals, "begin_ns", ("end_ns",), stopped_ns)
+    found = replace(
+        tables,
+        operations=operations,
+        spans=spans,
+        device_intervals=select(intervals, intervals["row"] < len(operations)),
+    )
+    if len(operations) == len(tables.operations) and len(spans) == len(tables.spans):
+        return found
+    # Where its signal found a rank that had gone on is not where it hung.
+    errors = tuple(error for error in tables.exceptions if error.t_ns <= stopped_ns)
+    return replace(found, exceptions=errors, crash=None)
+
+
+def _as_of(rows: Array, begin: str, ends: Sequence[str], t_ns: int) -> Array:
+    """Return the rows that had begun by a time; what ended later is open. What failed later counts as open as it is."""
+    had_begun = rows[begin] <= t_ns
+    rows = rows if had_begun.all() else select(rows, had_begun)
+    later = np.logical_or.reduce([rows[end] > t_ns for end in ends]) & (rows["state"] != codes.FAILED)
+    if not later.any():
+        return rows
+    rows = rows.copy()
+    for end in ends:
+        rows[end][later & (rows[end] > t_ns)] = UNKNOWN_NS
+    rows["state"][later] = np.where(rows[ends[0]][later] == UNKNOWN_NS, codes.ISSUED, codes.RETURNED)
+    return rows
 
 
 def _read(tables: RankTables) -> RankRead:

@@ -15,7 +15,7 @@ from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.job_state import main_stack
 from dtprof.diagnosis.sources.device_health import find_device_health
-from dtprof.diagnosis.sources.recorded_ranks import RankRead
+from dtprof.diagnosis.sources.recorded_ranks import RankRead, stopped_on_hang_ns
 from dtprof.diagnosis.sources.starting_ranks import find_starting
 from dtprof.diagnosis.sources.waiting_launchers import find_rendezvous
 from dtprof.diagnosis.stack_groups import read_stacks
@@ -132,8 +132,6 @@ def collect(
     rendezvous = () if run.folders else find_rendezvous(run.exit_records.stacks)
     ranks += _ends_before_any_record(run, world_size)
     problems += _builds_that_differ(builds)
-    hang = job_facts.get("hang_detected_ns")
-    stopped = job_facts.get("stopped_on_hang")
     silent_s = _find_silent(run, ranks)
     stop = _find_stop(run, ranks, boots, silent_s) if not any(rank.alive for rank in ranks) else None
     progress = None
@@ -147,7 +145,7 @@ def collect(
         progress=progress,
         stop=stop,
         silent_s=silent_s,
-        stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
+        stopped_on_hang_ns=stopped_on_hang_ns(job_facts),
         oom_kills=job_facts.get("oom_kills") if isinstance(job_facts.get("oom_kills"), int) else 0,
         find_stragglers=(lambda: _find_stragglers(summarise())) if summarise is not None else None,
         host_oom_kills=kills if isinstance(kills := job_facts.get("host_oom_kills"), int) else 0,
