@@ -23,6 +23,18 @@ def distinct(column: npt.NDArray[Number]) -> npt.NDArray[Number]:
     return in_order[is_first]
 
 
+def count_alike(columns: Sequence[Column]) -> list[Column]:
+    """Return the different rows of several columns, column by column, and last how often there is each."""
+    place = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values = distinct(column)
+        place = place * len(values) + np.searchsorted(values, column)
+        place = np.searchsorted(distinct(place), place)  # numbered anew: the product of all columns may overflow
+    order = np.argsort(place, kind="stable")
+    first = np.flatnonzero(np.diff(place[order], prepend=-1))
+    return [*(column[order[first]] for column in columns), np.diff(first, append=len(order))]
+
+
 def median(values: npt.ArrayLike) -> float:
     """Return the median of all values; NaN of none, and where one is NaN."""
     (found,) = percentiles(values, (50,))

@@ -1,9 +1,11 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.columns import distinct, is_among, median, percentiles
+from dtprof.columns import count_alike, distinct, is_among, median, percentiles
 
 NUMBERS = st.lists(st.integers(min_value=-5, max_value=5))
 
@@ -19,6 +21,13 @@ def test_distinct_values_are_those_that_numpy_finds(column: list[int]) -> None:
     rows = np.array(column, np.int64)
     assert distinct(rows).tolist() == np.unique(rows).tolist()
     assert distinct(rows.reshape(1, -1)).tolist() == np.unique(rows).tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-(2**62), 2**62), st.integers(-1, 1))))
+def test_rows_that_are_alike_are_counted(rows: list[tuple[int, int, int]]) -> None:
+    columns = [np.array([row[i] for row in rows], np.int64) for i in range(3)]
+    *found, counts = (column.tolist() for column in count_alike(columns))
+    assert dict(zip(zip(*found, strict=True), counts, strict=True)) == Counter(rows)
 
 
 @given(st.lists(st.integers(min_value=-(2**52), max_value=2**52), min_size=1))

@@ -21,7 +21,7 @@ from dtprof.records.nodes.host_clocks import HostClock, host_clocks
 from dtprof.records.nodes.node_memory import read_node_memory
 from dtprof.records.nodes.node_reader import NodeSamples, read_node_samples
 from dtprof.records.rank_log import device_durations, dropped_totals
-from dtprof.records.rank_log.counted_segments import count_past, find_newest
+from dtprof.records.rank_log.counted_segments import count_past, find_newest, read_heads
 from dtprof.records.rank_log.ddp_buckets import label_buckets
 from dtprof.records.rank_log.segments import (
     ITEM_SIZES,
@@ -109,11 +109,11 @@ class Run:
 
     def _load_newest_steps(self, rank: int, of_all: int) -> RankTables:
         number, folder = self._folder(rank, None)
-        newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=MIN_OF_EACH)
+        newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=MIN_OF_EACH, counts_rest=False)
         # Steps that the program does not count are counted from the first record that is read.
         if newest is None or not newest.operations["step"][-1:].any():
             return read_rank(folder, rank=rank, attempt=number)
-        return dataclasses.replace(newest, past=None)
+        return newest
 
     def _folder(self, rank: int, attempt: int | None) -> tuple[int, Path]:
         attempts = dict(self.folders[rank])
@@ -423,8 +423,13 @@ def _read_together(ranks: Sequence[_Waiting]) -> Iterator[RankTables]:
         yield _tables(waiting.folder, records, of_rank, strings, texts, rank=waiting.rank, attempt=waiting.attempt)
 
 
-def read_newest(folder: Path, *, rank: int, attempt: int, of_all: int, of_each: int) -> RankTables | None:
+def read_newest(
+    folder: Path, *, rank: int, attempt: int, of_all: int, of_each: int, counts_rest: bool = True
+) -> RankTables | None:
     """Read the newest operations of a rank folder with a long log, and count the rest.
+
+    Parameters:
+        counts_rest: False where what came before is as good as not recorded: then there is no `past`.
 
     Returns:
         None where the log is short, or older segments hold damage or failed operations: then read it whole.
@@ -443,11 +448,15 @@ def read_newest(folder: Path, *, rank: int, attempt: int, of_all: int, of_each: 
     headers = [cut.header, *_read_headers(files[cut.segment + 1 :], records, problems)]
     strings = read_strings(folder, problems)
     newest = by_time(records.operations.parts(), tables.OPERATION, "issued_ns")
-    counted = count_past(files[: cut.segment], cut, newest, names_in_tables(strings)["ops"])
-    if counted is None:
-        return None
-    past, spans, older = counted
-    records.spans[:0] = spans
+    past = None
+    if not counts_rest:
+        older = list(read_heads(files[: cut.segment]))
+    else:
+        counted = count_past(files[: cut.segment], cut, newest, names_in_tables(strings)["ops"])
+        if counted is None:
+            return None
+        past, spans, older = counted
+        records.spans[:0] = spans
     headers = [*older, *headers]
     _note_gaps(folder, headers, problems)
     newest_tables = _tables(folder, records, headers, strings, problems, rank=rank, attempt=attempt)

@@ -1,13 +1,18 @@
 """Ranks wait for the messages of one another in a ring."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
+from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.p2p_unmatched import find_omitted
-from dtprof.job.wait_graph import went_astray
+from dtprof.job.wait_graph import Wait, went_astray
+
+MIN_ROUNDS = 2
+"""Messages at one line after which the rank has made rounds."""
 
 
 def find_message_cycle(case: Case) -> Iterator[Finding]:
@@ -21,7 +26,7 @@ def find_message_cycle(case: Case) -> Iterator[Finding]:
     }
     if len(cycle) < 2 or len(inside) < len(cycle):
         return
-    if sum(went_astray(job.ranks, wait) for wait in inside.values()) == 1:
+    if sum(went_astray(job.ranks, wait) for wait in inside.values()) == 1 and not _are_all_new(job, inside):
         return  # one turned to the wrong peer: the others wait as they always did
     if any(set(finding.culprit_ranks) < set(cycle) for finding in case.findings(find_omitted)):
         return
@@ -42,6 +47,15 @@ def find_message_cycle(case: Case) -> Iterator[Finding]:
         facts=facts,
         advice="Let every second rank take the other order, or post all of them with batch_isend_irecv before waiting.",
     )
+
+
+def _are_all_new(job: JobState, inside: dict[int, Wait]) -> bool:
+    """Say whether all ranks of a cycle are at lines that none of them came to in the rounds it has made before."""
+    for rank, wait in inside.items():
+        lines = Counter(o.site for o in job.ranks[rank].operations if o.p2p)
+        if lines[wait.operation.site] > 1 or max(lines.values(), default=0) < MIN_ROUNDS:
+            return False
+    return True
 
 
 RULES: Declared = (Rule(kinds=("p2p-deadlock-cycle",), stages=(Stage.WAIT,), find=find_message_cycle),)

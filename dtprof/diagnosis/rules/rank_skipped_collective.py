@@ -165,6 +165,7 @@ def _skipped(
         return None
     ours, theirs = reference.operations, rank.operations
     at, there = start
+    along_axis = False
     while at < len(ours) and there < len(theirs):
         a, b = ours[at], theirs[there]
         if _alike(a, b):
@@ -181,8 +182,14 @@ def _skipped(
             at += 1  # the message of one rank is no call that another could skip
         elif b.p2p and b.on_device:
             there += 1
+        elif _is_along_axis(a, b):
+            along_axis = True
+            at, there = at + 1, there + 1
         else:
             steps = program.steps_until(at, b)
+            along_axis |= bool(steps) and reference.rank not in b.group.ranks
+            if along_axis and (_steps_between(a, b) or 0) <= 0:
+                return None  # in one step, two groups in the other order leave the same records
             if not is_usual and keeps_pattern(ours, at) is False and keeps_pattern(theirs, there) is True:
                 return None  # of two, the one that left its own pattern tells nothing of what the other skipped
             if b.p2p and keeps_pattern(theirs, there) is True:
@@ -227,7 +234,11 @@ class _Program:
         if at not in self._following:
             pairs = (self._pair(at, shift) for shift in range(1, MAX_SHIFT + 1))
             self._following[at] = [pair for pair in pairs if pair is not None]
-        return {_steps_between(place, later) for place, later in self._following[at] if _alike(later, wanted)}
+        return {
+            _steps_between(place, later)
+            for place, later in self._following[at]
+            if _alike(later, wanted) or _is_along_axis(later, wanted)
+        }
 
     def distance(self, at: int, wanted: Operation) -> int:
         """Return how many operations after the newest of one kind a round comes back to what stands at a place."""
@@ -447,6 +458,17 @@ def _fits_steps(
 def _alike(a: Operation, b: Operation) -> bool:
     """Say whether two operations are the same place in the program; in a loop over tensors, sizes distinguish them."""
     return a.label == b.label and (a.op not in SIZES_AGREE or a.numel == b.numel)
+
+
+def _is_along_axis(a: Operation, b: Operation) -> bool:
+    """Say whether two operations are one call, which each rank makes on its own group, as of tensor parallel."""
+    is_one_call = (a.op, a.site, a.p2p) == (b.op, b.site, False) and (a.op not in SIZES_AGREE or a.numel == b.numel)
+    return (
+        is_one_call
+        and a.site is not None
+        and a.group.ranks != b.group.ranks
+        and not {*a.group.ranks} & {*b.group.ranks}
+    )
 
 
 def _made(operations: Sequence[Operation], first: int, wanted: Operation, distance: int) -> bool:

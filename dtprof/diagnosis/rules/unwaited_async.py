@@ -4,8 +4,8 @@ gloo completes operations in any order, and only a barrier of the group waits fo
 may wait for what no record shows.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from zlib import crc32
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, explain, group_words, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks
@@ -38,22 +38,31 @@ MAX_PEERS = 8
 """Members that a rank is compared with: a thousand with a thousand would take minutes."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Dropped:
+    """Handles of a line that a rank dropped."""
+
+    group: GroupId
+    operation: Operation  # the first of them
+    count: int
+    waiting: tuple[int, ...] = ()  # ranks that wait for theirs there
+
+
 def find_unwaited(case: Case) -> list[Finding]:
     """Return a finding for each line at which a rank dropped handles that other ranks wait for at that line."""
     job = case.job
-    found: dict[tuple[object, int], Finding] = {}
+    found: dict[Site | None, dict[int, _Dropped]] = {}
     for group, tables in group_tables(job.ranks).items():
         for rank, table in tables.items():
             others = dict(islice(((r, other) for r, other in tables.items() if r != rank), MAX_PEERS))
             for operation, count, waiting in _dropped(job, rank, table, others):
-                key = (operation.site, rank)
-                if key not in found:
-                    found[key] = _finding(job, group, operation, rank=rank, count=count, waiting=waiting)
+                dropped = _Dropped(group=group, operation=operation, count=count, waiting=waiting)
+                found.setdefault(operation.site, {}).setdefault(rank, dropped)
     early = _find_early_uses(job)
     used = set().union(*map(_sites, early))
-    dropped = [finding for (site, _), finding in found.items() if site not in used]
-    known = used | {site for site, _ in found}
-    return [*early, *dropped, *(finding for finding in _find_dropped_by_all(job) if not known & _sites(finding))]
+    by_some = [_finding(job, dropped) for site, dropped in found.items() if site not in used]
+    known = used | found.keys()
+    return [*early, *by_some, *(finding for finding in _find_dropped_by_all(job) if not known & _sites(finding))]
 
 
 def _find_early_uses(job: JobState) -> list[Finding]:
@@ -172,17 +181,22 @@ def _sites(finding: Finding) -> set[object]:
     return set(finding.culprit_call_sites.values())
 
 
-def _find_dropped_by_all(job: JobState) -> Iterable[Finding]:
-    """Give a finding for each line at which no rank did anything with the handles."""
+def _find_dropped_by_all(job: JobState) -> list[Finding]:
+    """Return a finding for each line at which no rank of a group did anything with the handles."""
+    lines: dict[int, dict[int, _Dropped]] = {}  # one line may serve a group of each row of a mesh
     for group, tables in group_tables(job.ranks).items():
         if "gloo" not in (job.group(group).backend or "") or len(tables) < len(group.ranks):
             continue
-        lines: dict[int, dict[int, tuple[Operation, int]]] = {}
+        here: dict[int, dict[int, _Dropped]] = {}
         for rank, table in tables.items():
             if job.ranks[rank].sees_questions:
-                for place, dropped in _left_alone(job, rank, table).items():
-                    lines.setdefault(place, {})[rank] = dropped
-        yield from (_finding_of_all(job, group, own) for own in lines.values() if len(own) == len(tables))
+                for place, (first, count) in _left_alone(job, rank, table).items():
+                    dropped = _Dropped(group=group, operation=first, count=count)
+                    here.setdefault(place, {})[rank] = dropped
+        for place, own in here.items():
+            if len(own) == len(tables):
+                lines.setdefault(place, {}).update(own)
+    return [_finding_of_all(job, own) for own in lines.values()]
 
 
 def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Operation, int]]:
@@ -227,9 +241,9 @@ def _is_of_the_program(operation: Operation) -> bool:
     return site is not None and site.label is None and site.api.startswith(RECEIVE_MOST)
 
 
-def _finding_of_all(job: JobState, group: GroupId, dropped: dict[int, tuple[Operation, int]]) -> Finding:
-    known = job.group(group)
-    first, count = dropped[min(dropped)]
+def _finding_of_all(job: JobState, dropped: dict[int, _Dropped]) -> Finding:
+    known = job.group(dropped[min(dropped)].group)
+    first, count = dropped[min(dropped)].operation, dropped[min(dropped)].count
     return Finding(
         kind="unwaited-async",
         summary=f"No rank waited for {first.op} #{first.seq} of {group_words(known)}{at_line(first.site)}, "
@@ -240,7 +254,7 @@ def _finding_of_all(job: JobState, group: GroupId, dropped: dict[int, tuple[Oper
         op=first.op,
         seq=first.seq,
         step=first.step,
-        culprit_call_sites=call_sites({rank: operation for rank, (operation, _) in dropped.items()}),
+        culprit_call_sites=call_sites({rank: own.operation for rank, own in dropped.items()}),
         evidence=(
             "its handle was neither waited for nor asked for completion, and no barrier came before the step ended",
         ),
@@ -286,22 +300,23 @@ def _waits_there(other: Array, here: Array) -> bool:
     return len(rows) == len(here) and bool((rows["waits"] > 0).all())
 
 
-def _finding(
-    job: JobState, group: GroupId, operation: Operation, *, rank: int, count: int, waiting: tuple[int, ...]
-) -> Finding:
-    known = job.group(group)
+def _finding(job: JobState, dropped: dict[int, _Dropped]) -> Finding:
+    culprits = tuple(sorted(dropped))
+    first = dropped[culprits[0]]
+    known, operation, named = job.group(first.group), first.operation, list_ranks(culprits)
+    waiting = tuple(sorted({rank for own in dropped.values() for rank in own.waiting}.difference(culprits)))
     return Finding(
         kind="unwaited-async",
-        summary=f"Rank {rank} never waited for {operation.op} #{operation.seq} of {group_words(known)}"
-        f"{at_line(operation.site)}, {_times(count)}: what it fills may be used before it is there.",
-        culprit_ranks=(rank,),
+        summary=f"{capitalised(culprits)} never waited for {operation.op} #{operation.seq} of {group_words(known)}"
+        f"{at_line(operation.site)}, {_times(first.count)}: what it fills may be used before it is there.",
+        culprit_ranks=culprits,
         confidence=0.85,
         group=known,
         op=operation.op,
         seq=operation.seq,
         step=operation.step,
-        culprit_call_sites=call_sites({rank: operation}),
-        evidence=(f"{wait_words(waiting)} for the handle at the same line, rank {rank} never did",),
+        culprit_call_sites=call_sites({rank: own.operation for rank, own in dropped.items()}),
+        evidence=(f"{wait_words(waiting)} for the handle at the same line, {named} never did",),
         advice=("Call wait() on the handle on every rank before the buffer is used.",),
     )
 

@@ -96,11 +96,14 @@ def _is_made_once(job: JobState, site: Site) -> bool:
 
 
 def _comes_next(job: JobState, rank: int, operation: Operation) -> bool:
-    """Say whether the group is that of the like call that follows this line in the program: then two were swapped."""
+    """Say whether the group is that of the like call that follows this line in its step: then two were swapped."""
     following = [
         after.group
         for before, after in pairwise(job.ranks[rank].operations)
-        if (before.site, before.op) == (operation.site, operation.op) and before.done and after.op == operation.op
+        if (before.site, before.op) == (operation.site, operation.op)
+        and before.done
+        and after.op == operation.op
+        and after.step == before.step
     ]
     return bool(following) and following.count(operation.group) * 2 > len(following)
 
@@ -122,7 +125,8 @@ def _awaited_members(job: JobState, operations: dict[int, Operation]) -> Iterato
 def explain_mismatch(case: Case, mismatch: Finding) -> Iterator[Finding]:
     """Give the finding for a rank whose peers wait for it in a call that it made on another group, where it misfits."""
     everyone = _blocking_collectives(case.job)
-    if (wrong := find_call_of_absent(case.job, everyone, everyone)) is not None:
+    # Also where it may as well have swapped the call with the next: a misfit of arguments is a consequence of either.
+    if (wrong := find_call_of_absent(case.job, everyone, everyone, or_swapped=True)) is not None:
         yield explain(wrong, mismatch)
 
 
@@ -235,7 +239,7 @@ def _finding(
 
 
 def find_call_of_absent(
-    job: JobState, operations: dict[int, Operation], everyone: dict[int, Operation]
+    job: JobState, operations: dict[int, Operation], everyone: dict[int, Operation], *, or_swapped: bool = False
 ) -> Finding | None:
     """Return the finding where the call on the wrong group met a peer's next call there, and went well or did not fit.
 
@@ -248,7 +252,7 @@ def find_call_of_absent(
         *before, newest = [o for o in member.operations if (o.site, o.op) == here] or [operation]
         if (
             len(before) > 1
-            and _is_meant_for_peers(job, member.rank, newest)
+            and (or_swapped or _is_meant_for_peers(job, member.rank, newest))
             and newest.group != operation.group
             and {o.group for o in before} == {operation.group}
         ):

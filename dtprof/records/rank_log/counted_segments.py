@@ -7,14 +7,14 @@ nothing is counted, and the caller reads the log whole.
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dtprof.columns import distinct
+from dtprof.columns import count_alike, distinct
 from dtprof.records import events, paths, schema
 from dtprof.records.rank_log import archive
 from dtprof.records.rank_log.archive import RECORD_DTYPE
@@ -96,15 +96,19 @@ def find_newest(files: Sequence[Path], *, of_all: int, of_each: int) -> Cut | No
 
 def _find_world_size(files: Sequence[Path]) -> int:
     """Return the number of ranks by the newest segment that can be read; 0 where none can."""
-    for file in reversed(files):
+    return next((int(header["world_size"]) for header in read_heads(reversed(files))), 0)
+
+
+def read_heads(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the headers of segments, without their records; of those that can be read."""
+    for file in files:
         try:
             with file.open("rb", buffering=0) as opened:
                 head = opened.read(schema.HEADER_SIZE)
         except OSError:  # archived since the folder was listed
             continue
         if len(head) == schema.HEADER_SIZE and (header := schema.unpack_header(head))["magic"] == schema.MAGIC:
-            return int(header["world_size"])
-    return 0
+            yield header
 
 
 def count_past(
@@ -224,9 +228,8 @@ class _Counter:
             return False
         rows = select(found, found["kind"] == _P2P)
         columns = [rows[name].astype(np.int64) for name in ("group", "op", "peer", "tag")]
-        messages, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
-        for (group, op, peer, tag), count in zip(messages.tolist(), counts.tolist(), strict=True):
-            self._messages[group, op, peer, tag] += count
+        for *message, count in zip(*(column.tolist() for column in count_alike(columns)), strict=True):
+            self._messages[message[0], message[1], message[2], message[3]] += count
         return True
 
     def _take_spans(self, rows: Array, read: ReadColumns) -> bool:

@@ -1,6 +1,7 @@
 """Ranks wait for the messages of one another in a ring."""
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.verdict import decide
 from tests.diagnosis.judging import build_job, found_by, judge, message, pair
 
 
@@ -42,3 +43,26 @@ def test_messages_in_a_ring_that_met_are_healthy() -> None:
         rank.op("send", 100, 190, is_async=True, waits=(110, 190), peer=(rank.rank + 1) % 3, nbytes=8)
         rank.op("recv", 101, 180, is_async=True, waits=(102, 110), peer=(rank.rank - 1) % 3, nbytes=8)
     assert judge(ranks, exit_status=0, stalled=False).findings == ()
+
+
+def facing_each_other() -> JobState:
+    """Return ranks in a ring that go on round after round; two then send to each other, at a line of their own."""
+    ranks = pair(4)
+    for rank in ranks:
+        after, before = (rank.rank + 1) % 4, (rank.rank - 1) % 4
+        for i in range(3):
+            rank.op(
+                "send", 100 * i, 100 * i + 50, is_async=True, peer=after, site=rank.site("isend", line=5), seq=2 * i
+            )
+            rank.op("recv", 100 * i + 1, 100 * i + 60, peer=before, site=rank.site("recv", line=6), seq=2 * i + 1)
+        if rank.rank in (1, 2):
+            rank.op("send", 400, peer=3 - rank.rank, site=rank.site("send", line=40), seq=6, tag=3)
+        else:  # the next round
+            rank.op("send", 400, 410, is_async=True, peer=after, site=rank.site("isend", line=5), seq=6)
+            rank.op("recv", 401, peer=before, site=rank.site("recv", line=6), seq=7)
+    return build_job(ranks, exit_status=None)
+
+
+def test_two_ranks_that_face_each_other_at_a_line_of_their_own_are_a_cycle_though_others_expect_them() -> None:
+    finding = decide(facing_each_other()).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-deadlock-cycle", (1, 2))

@@ -5,7 +5,7 @@ import pytest
 from dtprof.diagnosis.job_state import JobState, SourcePlace
 from dtprof.diagnosis.verdict import decide
 from tests.builders import RankBuilder
-from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, ranks_in_step, skipping_ranks
+from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, pair, ranks_in_step, skipping_ranks
 
 
 def one_that_skips_the_loss() -> JobState:
@@ -335,3 +335,23 @@ def test_who_is_in_a_call_that_the_source_always_comes_to_after_that_of_the_othe
 
     finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_skip_is_seen_across_the_groups_of_an_axis(steps_ahead: int) -> None:
+    """Rank 3 goes on without the clip of line 31, into the next step; or swaps it with a call of its row, maybe."""
+    ranks = pair(6)
+    for rank in ranks:
+        row = rank.group(f"row{rank.rank // 2}", (rank.rank // 2 * 2, rank.rank // 2 * 2 + 1))
+        mlp, clip = rank.site("all_reduce", line=30), rank.site("all_reduce", line=31)
+        for step in range(4):
+            t = 1000 * step
+            rank.op("all_reduce", t, t + 9, group=row, site=mlp, step=step)
+            is_last = step == 3
+            if is_last and rank.rank == 3:
+                rank.op("all_reduce", t + 40, group=row, site=mlp, step=step + steps_ahead)
+            else:
+                rank.op("all_reduce", t + 20, None if is_last else t + 29, site=clip, step=step)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    kind = "rank-skipped-collective" if steps_ahead else "group-order-inversion"
+    assert (finding.kind, finding.culprit_ranks) == (kind, (3,))

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.verdict import decide
 from dtprof.records.rank_log.strings import Strings, names_in_tables
 from dtprof.records.schema import FLAG
 from tests.builders import RankBuilder
-from tests.diagnosis.judging import build_job, found_by, judge, kinds_after_success, message, ranks_in_step
+from tests.diagnosis.judging import build_job, found_by, judge, kinds_after_success, message, pair, ranks_in_step
 
 
 def handles_that_are_dropped() -> JobState:
@@ -54,6 +55,23 @@ def test_handles_that_all_ranks_drop_are_named_with_their_line() -> None:
     assert (finding.kind, finding.culprit_ranks) == ("unwaited-async", (0, 1, 2))
     assert {site.line for site in finding.culprit_call_sites.values()} == {40}
     assert "6 times" in finding.summary
+
+
+@pytest.mark.parametrize("who_waits", ["nobody", "one of each group"])
+def test_handles_of_one_line_that_several_groups_drop_are_one_finding(who_waits: str) -> None:
+    ranks = pair(8)
+    for rank in ranks:
+        members = tuple(range(rank.rank // 4 * 4, rank.rank // 4 * 4 + 4))
+        own = rank.group(f"row{rank.rank // 4}", members)
+        for step in range(3):
+            t = 1000 * step
+            waits = (t + 1, t + 50) if who_waits != "nobody" and rank.rank % 4 else None
+            site = rank.site("all_reduce", line=40)
+            rank.op("all_reduce", t, t + 50, is_async=True, step=step, site=site, group=own, waits=waits)
+    job = build_job(ranks, exit_status=0, stalled=False)
+    findings = [finding for finding in decide(job).findings if finding.kind == "unwaited-async"]
+    expected = tuple(range(8)) if who_waits == "nobody" else (0, 4)
+    assert [finding.culprit_ranks for finding in findings] == [expected]
 
 
 @pytest.mark.parametrize(("waited", "is_found"), [((2, 5, 8), True), ((2, 4, 8), False)])

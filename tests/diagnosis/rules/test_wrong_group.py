@@ -75,6 +75,30 @@ def test_a_call_on_the_wrong_group_that_a_peer_met_is_found_where_ranks_wait_for
     assert finding.group.name == "column1"
 
 
+@pytest.mark.parametrize("next_step", [False, True])
+def test_a_group_that_the_line_of_the_next_step_takes_is_a_wrong_group(next_step: bool) -> None:
+    """In its own step the next line may have been swapped with it: an order of groups, then."""
+    ranks = pair(3)
+    for rank in ranks:
+        two = rank.group("two", (0, 1)) if rank.rank < 2 else 0
+        first, second = rank.site("all_reduce", line=30), rank.site("all_reduce", line=31)
+        for i in range(3):
+            rank.op("all_reduce", 100 * i, 100 * i + 9, group=two, site=first, step=i)
+            rank.op("all_reduce", 100 * i + 20, 100 * i + 29, site=second, step=i)
+            if next_step:
+                rank.span(events.OPTIMIZER, 100 * i + 30, 100 * i + 31, step=i)
+        if rank.rank == 0 and next_step:
+            rank.op("all_reduce", 300, 309, group=two, site=first, step=3)
+            rank.op("all_reduce", 320, group=two, site=second, step=3)
+        elif next_step:
+            rank.op("all_reduce", 300, 309, group=two, site=first, step=3)
+            rank.op("all_reduce", 320, site=second, step=3)
+        else:
+            rank.op("all_reduce", 300, group=0 if rank.rank == 0 else two, site=first, step=3)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("wrong-group" if next_step else "group-order-inversion", (0,))
+
+
 def test_a_call_on_another_group_is_found_where_it_met_a_call_of_another_size_there() -> None:
     finding = found_by("wrong_group", one_on_its_column())[0]
     assert (finding.kind, finding.culprit_ranks) == ("wrong-group", (2,))
