@@ -205,6 +205,7 @@ def _skipped(
                 goes_on = (
                     _are_around_a_loop(job, (reference, a), (rank, b))
                     or _has_passed(job, (reference, a), (rank, b))
+                    or (is_usual and there > 0 and _came_round(job, (reference, a), (rank, b), after=theirs[there - 1]))
                     or (
                         is_usual
                         and at > 0
@@ -256,7 +257,12 @@ class _Program:
         return before is not None and _alike(before, wanted)
 
     def _in_round_before(self, at: int) -> Operation | None:
-        """Return what came a round before in the place of something new; None where it is not new."""
+        """Return what came a round before in the place of something new; None where it is not new.
+
+        One call after the other at one line is a loop, which is new as a whole: who leaves it goes on as before it.
+        """
+        while at > 0 and _alike(self.operations[at - 1], self.operations[at]):
+            at -= 1
         if at == 0 or self._newest_like(at, before=at) is not None:
             return None
         before = self._newest_like(at - 1, before=at - 1)
@@ -401,6 +407,18 @@ def _is_left_out_of_the_round(
         return False  # a branch of its own is no rest of the round that the other left out
     x, y = a[common].line, b[common].line
     return after.site.line < min(x, y) and all(line != x for _, line in there.following)
+
+
+def _came_round(
+    job: JobState, left_out: tuple[RankState, Operation], again: tuple[RankState, Operation], *, after: Operation
+) -> bool:
+    """Say whether a rank came to a call once more, round the loop of the source that holds the call of the other."""
+    a, b, common = _align_frames(left_out, again)
+    if common is None or not _alike(again[1], after):
+        return False
+    here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
+    is_whole = common == len(b) - 1  # what it calls there may hold a loop of its own
+    return here is not None and there is not None and is_whole and {*there.loops[:1]} <= {*here.loops} != set()
 
 
 def _is_in_a_loop_of_its_own(
@@ -549,6 +567,11 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
         }
         words = f"{wait_words(tuple(sorted(waiting)))} in a later one"
     blocked = tuple(sorted(waiting))
+    made = {
+        rank.rank: found
+        for rank in job.ranks.values()
+        if rank.rank not in culprits and (found := operation_at(rank, skipped.group, skipped.seq)) is not None
+    }
     return Finding(
         kind="rank-skipped-collective",
         summary=f"{name} never entered {skipped.op} #{skipped.seq} of {group_words(group)}"
@@ -560,7 +583,7 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
         op=skipped.op,
         seq=skipped.seq,
         step=skipped.step,
-        call_sites=call_sites(waiting),
+        call_sites=call_sites(waiting or made),
         culprit_call_sites=now,
         evidence=tuple(facts),
         advice=(

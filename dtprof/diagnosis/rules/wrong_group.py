@@ -1,5 +1,6 @@
 """A rank made the call of its peers on the handle of another group."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, groupby, islice, pairwise
@@ -250,16 +251,26 @@ def find_call_of_absent(
             continue
         here = (operation.site, operation.op)
         *before, newest = [o for o in member.operations if (o.site, o.op) == here] or [operation]
-        if (
-            len(before) > 1
-            and (or_swapped or _is_meant_for_peers(job, member.rank, newest))
-            and newest.group != operation.group
-            and {o.group for o in before} == {operation.group}
-        ):
+        groups = {o.group for o in before}
+        has_left = len(before) > 1 and groups == {operation.group}
+        # Outside of loops one line makes no two calls, of which the other group could be that of the later.
+        is_other = groups <= {newest.group} and _is_made_once(job, operation.site) and _is_odd(job, newest, operation)
+        is_meant = or_swapped or _is_meant_for_peers(job, member.rank, newest)
+        if newest.group != operation.group and is_meant and (has_left or is_other):
             return _wrong_finding(job, member.rank, newest, _like(operation, everyone), everyone)
         if (instead := _call_instead(job, member, operation)) is not None:
             return _wrong_finding(job, member.rank, instead, _like(operation, everyone), everyone)
     return None
+
+
+def _is_odd(job: JobState, call: Operation, usual: Operation) -> bool:
+    """Say whether most ranks make the call of a line on groups as large as the usual one, and one alone its own."""
+    sizes = Counter(
+        next((len(o.group.ranks) for o in rank.operations if (o.site, o.op) == (call.site, call.op)), 0)
+        for rank in job.ranks.values()
+    )
+    most = sizes[len(usual.group.ranks)]
+    return 2 * most > len(job.ranks) and sizes[len(call.group.ranks)] == 1
 
 
 def _like(operation: Operation, everyone: dict[int, Operation]) -> dict[int, Operation]:
