@@ -49,6 +49,11 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
     )
 
 
+def kind_of_absence(rank: RankState) -> str:
+    """Return the kind of the finding for a rank that others wait for."""
+    return _what_it_does(rank)[0]
+
+
 def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
     stack = rank.stack
     progress = progress_of(rank)

@@ -80,6 +80,7 @@ def _find_causes(whole: Case) -> tuple[list[Finding], dict[int, Operation]]:
         if causes and not (explained and {*cause.culprit_ranks, *cause.waiting_ranks} & to_explain):
             break
         causes.append((cause, explained))
+        others = [one for one in others if (one.kind, one.culprit_ranks) != (cause.kind, cause.culprit_ranks)]
         others += first[1:]
         case = Case(case.job.without(explained.union(cause.culprit_ranks)))
         unexplained = find_unexplained_waits(case.job)

@@ -6,7 +6,7 @@ A frozen process carries on with no operation that it has issued, either.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtprof.diagnosis.absent_ranks import FROZEN, absent_finding
+from dtprof.diagnosis.absent_ranks import FROZEN, absent_finding, kind_of_absence
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, group_words
@@ -17,13 +17,18 @@ from dtprof.job.wait_graph import Wait
 
 
 def find_absent(case: Case) -> Iterator[Finding]:
-    """Give findings for ranks that others wait for and that nothing holds up."""
+    """Give findings for ranks that others wait for and that nothing holds up, one for each kind: errors come first."""
     job, waits = case.job, case.job.waits
     for wait in sorted((w for own in waits.values() for w in own), key=lambda w: w.operation.issued_ns):
         awaited = (job.ranks[r] for r in wait.awaited if r in job.ranks and r not in waits)
         idle = [rank for rank in awaited if rank.sees_program and not rank.finished]
         if idle and not wait.any_of_them:
-            yield _absent_in_operation(job, wait.operation, waits, idle)
+            kinds: dict[str, list[RankState]] = {}
+            for rank in idle:
+                kinds.setdefault(kind_of_absence(rank), []).append(rank)
+            for kind in sorted(kinds, key="long-operation".__eq__):
+                yield _absent_in_operation(job, wait.operation, waits, kinds[kind])
+            return
 
 
 def find_frozen(case: Case) -> Iterator[Finding]:
@@ -42,8 +47,7 @@ def _absent_in_operation(
     job: JobState, op: Operation, waits: dict[int, tuple[Wait, ...]], absent: list[RankState]
 ) -> Finding:
     group = job.group(op.group)
-    culprits = {rank.rank for rank in absent}
-    waiting = tuple(sorted(waits.keys() - culprits))
+    waiting = tuple(sorted(waits.keys() - {rank.rank for rank in absent}))
     here = tuple(
         rank
         for rank in waiting
@@ -61,6 +65,11 @@ def _absent_in_operation(
 
 
 RULES: Declared = (
-    Rule(kinds=("rank-stuck", "rank-frozen", "rank-exited", "long-operation"), stages=(Stage.WAIT,), find=find_absent),
+    Rule(
+        kinds=("rank-stuck", "rank-frozen", "rank-exited", "long-operation"),
+        stages=(Stage.WAIT,),
+        find=find_absent,
+        finds_all=True,
+    ),
     Rule(kinds=("rank-frozen",), stages=(Stage.STALL,), find=find_frozen),
 )

@@ -5,7 +5,17 @@ import pytest
 from dtprof.diagnosis.job_state import JobState, SourcePlace
 from dtprof.diagnosis.verdict import decide
 from tests.builders import RankBuilder
-from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, pair, ranks_in_step, skipping_ranks
+from tests.diagnosis.judging import (
+    CONNECTION_LOST,
+    STEP,
+    build_job,
+    found_by,
+    gradients,
+    judge,
+    pair,
+    ranks_in_step,
+    skipping_ranks,
+)
 
 
 def one_that_skips_the_loss() -> JobState:
@@ -355,3 +365,71 @@ def test_a_skip_is_seen_across_the_groups_of_an_axis(steps_ahead: int) -> None:
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     kind = "rank-skipped-collective" if steps_ahead else "group-order-inversion"
     assert (finding.kind, finding.culprit_ranks) == (kind, (3,))
+
+
+@pytest.mark.parametrize("next_round", [True, False])
+def test_a_rank_that_leaves_the_first_round_of_an_inner_loop_skipped_a_call(next_round: bool) -> None:
+    """Who goes on with the next step has left the loop of line 60; a new call shows another order only."""
+    ranks = ranks_in_step(4, 3)
+    for rank in ranks:
+        made = 3 if rank.rank == 2 else 4
+        for i in range(made):
+            done = 3050 + 100 * i if i < 3 else None
+            rank.op("all_gather", 3010 + 100 * i, done, nbytes=8, site=rank.site("all_gather", line=60))
+        if rank.rank == 2 and next_round:
+            rank.span("backward", 3500)
+            rank.op("all_reduce", 3600, site=rank.site("Tensor.backward", line=10), nbytes=4096)
+        elif rank.rank == 2:
+            rank.op("all_reduce", 3600, site=rank.site("all_reduce", line=70), nbytes=16)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    kind = "rank-skipped-collective" if next_round else "collective-order-mismatch"
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
+
+
+@pytest.mark.parametrize("loops", [((9, 21),), ((9, 11), (8, 21))], ids=["one loop", "a loop of its own"])
+def test_a_rank_that_comes_round_a_loop_again_left_out_the_call_in_it(loops: tuple[tuple[int, int], ...]) -> None:
+    """Line 10 again: in the first round already. In an inner loop, `for` around line 10 alone, it shows nothing."""
+    ranks = pair(3)
+    for rank in ranks:
+        first, second = rank.site("reduce_scatter", line=10), rank.site("all_gather", line=20)
+        rank.op("reduce_scatter", 100, 150, site=first)
+        if rank.rank == 1:
+            rank.op("reduce_scatter", 200, site=first)
+        else:
+            rank.op("all_gather", 200, site=second)
+
+    def place(_: str, line: int) -> SourcePlace:
+        return SourcePlace(in_loop=True, following=frozenset(), loops=loops if line == 10 else loops[-1:])
+
+    finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
+    kind = "rank-skipped-collective" if len(loops) == 1 else "collective-order-mismatch"
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+def test_where_nobody_waits_in_the_skipped_call_the_line_of_those_that_made_it_is_named() -> None:
+    """Rank 0 raised in the call, as its peer met it with another: the finding shows both lines."""
+    ranks = pair(3)
+    for rank in ranks:
+        mine = rank.group("tp", (0, 1)) if rank.rank < 2 else 0
+        first, second, last = (rank.site("all_reduce", line=line) for line in (20, 21, 22))
+        for i in range(3):
+            t = 1000 * i
+            if rank.rank < 2:
+                rank.op("all_reduce", t, t + 9, group=mine, site=first)
+                if (rank.rank, i) == (1, 2):
+                    continue
+                failed = (rank.rank, i) == (0, 2)
+                rank.op("all_reduce", t + 20, t + 29, group=mine, site=second, state="failed" if failed else None)
+                if failed:
+                    continue
+            rank.op("all_reduce", t + 40, None if i == 2 else t + 49, site=last, nbytes=72)
+        if rank.rank == 1:
+            rank.op("all_reduce", 2040, site=last, nbytes=72)
+    ranks[0].exception(2030, "RuntimeError", CONNECTION_LOST, line=21)
+    job = build_job(ranks, exit_status=1, statuses={0: (1, 3000), 1: (-15, 4000), 2: (-15, 4000)})
+    for finding in decide(job).findings:
+        if finding.kind == "rank-skipped-collective":
+            assert {site.line for site in finding.call_sites.values()} == {21}
+            break
+    else:
+        raise AssertionError(decide(job).findings)

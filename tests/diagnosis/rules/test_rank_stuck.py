@@ -8,6 +8,7 @@ import pytest
 from dtprof.diagnosis.absent_ranks import progress_of
 from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.stack_groups import PythonState
+from dtprof.diagnosis.verdict import decide
 from dtprof.records import events
 from dtprof.records.schema import FLAG
 from dtprof.records.tables import Site
@@ -80,6 +81,29 @@ def test_a_stopped_process_is_frozen() -> None:
     stopped = Stack(state="stopped", cpu_share=0.0, frames=(), reason="the process is stopped")
     finding = found_by("rank_stuck", build_job(ranks, exit_status=None, stacks={0: stopped}))[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-frozen", (0,))
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (("stopped", "running"), [("rank-frozen", (0,)), ("rank-stuck", (1,))]),
+        (("sleeping", "stopped"), [("rank-stuck", (0,)), ("rank-frozen", (1,))]),
+        (("stopped", "stopped"), [("rank-frozen", (0, 1))]),
+    ],
+)
+def test_ranks_that_do_not_come_for_different_reasons_are_findings_of_their_own(
+    states: tuple[str, str], expected: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    ranks = ranks_in_step(4, 3)
+    for rank in ranks[2:]:
+        gradients(rank, 3000, done=False)
+    stacks = {
+        i: Stack(state=state, cpu_share=1.0 * (state == "running"), frames=(), reason="no frames")
+        for i, state in enumerate(states)
+    }
+    verdict = decide(build_job(ranks, exit_status=None, stacks=stacks))
+    assert [(finding.kind, finding.culprit_ranks) for finding in verdict.findings] == expected
+    assert {finding.waiting_ranks for finding in verdict.findings} == {(2, 3)}
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "compile"])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, SourcePlace
 from dtprof.diagnosis.verdict import decide
 from dtprof.records import events
 from dtprof.records.member_checksums import checksum_of
@@ -166,3 +166,34 @@ def test_calls_on_the_group_of_others_are_a_warning_where_a_group_of_their_own_w
     (finding,) = found_by("wrong_group", replace(job, ranks=states))
     assert (finding.kind, finding.severity, finding.culprit_ranks) == ("wrong-group", severity, culprits)
     assert finding.culprit_call_sites[2].line == 30
+
+
+@pytest.mark.parametrize(
+    ("alone", "in_loop", "kind"),
+    [
+        (True, False, "wrong-group"),
+        (False, False, "other"),
+        (True, True, "other"),
+    ],
+)
+def test_the_one_rank_that_calls_on_a_group_of_another_size_at_a_line_made_once_took_the_wrong_one(
+    alone: bool, in_loop: bool, kind: str
+) -> None:
+    """As a wrapper that is given the team on all ranks but one. Two of four may as well be those that are right."""
+    ranks = pair(4)
+    for rank in ranks:
+        team = rank.group(f"team{rank.rank // 2}", (rank.rank // 2 * 2, rank.rank // 2 * 2 + 1))
+        site, after = rank.site("all_gather", line=30), rank.site("barrier", line=40)
+        if rank.rank == 3 or (rank.rank == 2 and not alone):
+            rank.op("all_gather", 100, site=site)
+        else:
+            rank.op("all_gather", 100, None if rank.rank == 2 else 150, group=team, site=site)
+        if rank.rank < 2:
+            rank.op("barrier", 200, site=after, nbytes=4)
+
+    def place(_: str, __: int) -> SourcePlace:
+        return SourcePlace(in_loop=in_loop, following=frozenset())
+
+    finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
+    assert (finding.kind == "wrong-group") == (kind == "wrong-group")
+    assert finding.culprit_ranks == (3,) or kind != "wrong-group"
