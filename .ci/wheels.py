@@ -159,13 +159,24 @@ def problems(library: Path) -> Iterator[str]:
         yield f"contains the path {found.decode('ascii')}"
 
 
-def missing_symbols(library: Path, torch: Path) -> set[str]:
-    """Return the symbols of torch that a hook asks for and the libraries of torch that it names do not have."""
+def missing_symbols(library: Path, torch: Path, python: str) -> set[str]:
+    """Return the symbols of torch and Python that a hook asks for and its libraries and the interpreter lack."""
     have: set[str] = set()
     for name in ("libc10.so", "libtorch_cpu.so"):
         have |= {symbol.split("@")[0] for symbol in dynamic_symbols(torch / "lib" / name, defined=True)}
+    for file in files_of_interpreter(python):
+        have |= {symbol.split("@")[0] for symbol in dynamic_symbols(file, defined=True)}
     asked = dynamic_symbols(library, defined=False)
-    return {name for name in asked - have if re.match(r"_Z.*(3c10|4c10d|2at|5torch|6caffe2)", name)}
+    return {name for name in asked - have if re.match(r"_?Py|_Z.*(3c10|4c10d|2at|5torch|6caffe2)", name)}
+
+
+def files_of_interpreter(python: str) -> list[Path]:
+    """Return the files that export the C API: the executable, and libpython where it is shared."""
+    code = "import sys, sysconfig; print(sys.executable, sysconfig.get_config_var('LIBDIR'), "
+    code += "sysconfig.get_config_var('INSTSONAME'), sep='\\n')"
+    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    executable, folder, name = said
+    return [file for file in (Path(executable), Path(folder, name)) if file.suffix != ".a" and file.exists()]
 
 
 def make_hooks(pairs: Sequence[tuple[str, str]], prebuilt: Path, *, twice: bool) -> None:
@@ -187,8 +198,8 @@ def make_hooks(pairs: Sequence[tuple[str, str]], prebuilt: Path, *, twice: bool)
                     compile_hook(found, unpacked, library)
                     if twice:
                         compare_with_another(found, unpacked, library)
-                if missing := missing_symbols(library, unpacked):
-                    raise WheelError(f"{name}: torch lacks {', '.join(sorted(missing))}")
+                if missing := missing_symbols(library, unpacked, found):
+                    raise WheelError(f"{name}: torch or Python lacks {', '.join(sorted(missing))}")
                 print(f"{name}: {library.stat().st_size:,} bytes", flush=True)
 
 

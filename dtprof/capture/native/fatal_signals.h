@@ -16,11 +16,72 @@
 
 #include "call_sites.h"
 
-// Of the interpreter, for its own faulthandler: exported, in no public header.
-extern "C" void _Py_DumpTraceback(int fd, PyThreadState* state);
-
 namespace dtprof {
 namespace {
+
+// A traceback of a thread as faulthandler writes it, by reads of memory and writes to a file alone: Python 3.10 and 3.13 export
+// no function for that. Without the layout of frames it is empty.
+class TracebackWriter {
+ public:
+  explicit TracebackWriter(int file) : file_(file) {}
+
+  void write_frames([[maybe_unused]] PyThreadState* state) {
+    put("Stack (most recent call first):\n", 32);
+#ifdef DTPROF_READS_FRAMES
+    int depth = 0;
+    for (const Frame* frame = innermost_frame(state); frame && depth < kMostFrames; frame = caller_of(frame), depth++) {
+      PyCodeObject* code = code_of(frame);
+      put("  File \"", 8);
+      put_text(code->co_filename);
+      char line[32];
+      const int number = PyCode_Addr2Line(code, instruction_of(frame) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+      put(line, number < 0 ? snprintf(line, sizeof line, "\", line ??? in ") : snprintf(line, sizeof line, "\", line %d in ", number));
+      put_text(code->co_name);
+      put("\n", 1);
+    }
+#endif
+    flush();
+  }
+
+ private:
+  static constexpr int kMostFrames = 100;
+  static constexpr Py_ssize_t kMostCharacters = 500;
+
+  void put(const char* bytes, int size) {
+    if (used_ + size > static_cast<int>(sizeof buffer_)) flush();
+    std::memcpy(buffer_ + used_, bytes, size);
+    used_ += size;
+  }
+
+  void put_text(PyObject* text) {
+    if (!text || !PyUnicode_Check(text)) return put("???", 3);
+    const int kind = PyUnicode_KIND(text);
+    const void* data = PyUnicode_DATA(text);
+    for (Py_ssize_t i = 0; i < PyUnicode_GET_LENGTH(text) && i < kMostCharacters; i++) {
+      const Py_UCS4 c = PyUnicode_READ(kind, data, i);
+      char shown[12];
+      if (c >= ' ' && c < 127) {
+        shown[0] = static_cast<char>(c);
+        put(shown, 1);
+      } else {
+        put(shown, snprintf(shown, sizeof shown, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", c));
+      }
+    }
+  }
+
+  void flush() {
+    for (int done = 0; done < used_;) {
+      const ssize_t written = write(file_, buffer_ + done, used_ - done);
+      if (written <= 0) break;
+      done += static_cast<int>(written);
+    }
+    used_ = 0;
+  }
+
+  int file_;
+  int used_ = 0;
+  char buffer_[1024];
+};
 
 class FatalSignals {
  public:
@@ -116,7 +177,7 @@ class FatalSignals {
                               static_cast<long long>(t.tv_sec), t.tv_nsec, own ? (own == main_ ? "the main" : "a Python") : "a native",
                               computes ? ", computing" : "");
     bool written = write(file, line, size) == size;
-    if (PyThreadState* shown = own ? own : main_; written && shown) _Py_DumpTraceback(file, shown);
+    if (PyThreadState* shown = own ? own : main_; written && shown) TracebackWriter(file).write_frames(shown);
     close(file);
   }
 
