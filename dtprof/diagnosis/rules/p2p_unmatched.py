@@ -53,6 +53,16 @@ def find_unmatched(case: Case) -> Iterator[Finding]:
         if {wait.rank, peer.rank} <= set(case.cycle) and _posts_later(job, operation, needed):
             yield _late_finding(job, wait, peer.rank, needed)
             continue
+        if operation is not None and _comes_usually_to(job.ranks[wait.rank], mine, peer, operation):
+            yield _surplus_finding(
+                job,
+                wait,
+                f"than in its rounds before, and rank {peer.rank} {doing}",
+                f"after the same operations as now, rank {wait.rank} made {operation.op} in its round before, "
+                f"which rank {peer.rank} is in",
+                peer.rank,
+            )
+            continue
         yield message_finding(
             "p2p-unmatched",
             f"{capitalised([wait.rank])} waits in {message_words(mine)}{at_line(mine.site)}, and rank {peer.rank} made "
@@ -87,7 +97,13 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             if stuck is not None and _is_new_line(job.ranks[rank], stuck) and _follows(job, stuck, needed):
                 continue  # it makes it after a message that it never awaited there before: an order of its own
             if gone_on := _gone_on_after_as_many(job, wait, rank, stuck):
-                yield _surplus_finding(job, wait, rank, gone_on)
+                yield _surplus_finding(
+                    job,
+                    wait,
+                    f"than the other ranks made with rank {rank}",
+                    f"{list_ranks(gone_on)} went on after equally many messages",
+                    rank,
+                )
                 continue
             yield message_finding(
                 "p2p-unmatched",
@@ -175,18 +191,23 @@ def _gone_on_after_as_many(job: JobState, wait: Wait, peer: int, stuck: Operatio
     return here if alike and len(here) > 2 and 2 * len(here) > len(stuck.group.ranks) else ()
 
 
-def _surplus_finding(job: JobState, wait: Wait, peer: int, gone_on: tuple[int, ...]) -> Finding:
+def _comes_usually_to(rank: RankState, mine: Operation, peer: RankState, stuck: Operation) -> bool:
+    """Say whether a rank made, in its rounds before, what its peer is in and no such message; the peer does as ever."""
+    usual = usual_operation(rank.operations, mine)
+    return usual is not None and usual.label == stuck.label and usual_operation(peer.operations, stuck) is None
+
+
+def _surplus_finding(job: JobState, wait: Wait, than: str, fact: str, peer: int) -> Finding:
     mine = wait.operation
     call = "send" if mine.op == "send" else "receive"
     return message_finding(
         "p2p-unmatched",
-        f"Rank {wait.rank} waits in {message_words(mine)}{at_line(mine.site)}, one {call} more than the other ranks "
-        f"made with rank {peer}.",
+        f"Rank {wait.rank} waits in {message_words(mine)}{at_line(mine.site)}, one {call} more {than}.",
         job=job,
         operations={wait.rank: mine},
         culprits=(wait.rank,),
         confidence=0.75,
-        facts=(f"{list_ranks(gone_on)} went on after equally many messages",),
+        facts=(fact,),
         advice=f"Leave out the {call}, or make its other end on rank {peer}: count both sides of the loop.",
     )
 

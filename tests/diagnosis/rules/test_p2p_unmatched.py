@@ -41,6 +41,24 @@ def test_a_message_whose_peer_waits_in_a_barrier_is_unmatched() -> None:
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-unmatched", (0,), (1, 2))
 
 
+@pytest.mark.parametrize(("more", "culprit"), [(True, 1), (False, 0)])
+def test_a_rank_that_receives_once_more_than_in_its_rounds_is_blamed_and_not_its_peer(more: bool, culprit: int) -> None:
+    ranks = pair(2)
+    for step, t in enumerate((0, 100, 200)):
+        is_last = step == 2
+        sent = 2 if more or not is_last else 1
+        for nth in range(3 if more and is_last else 2):
+            at, arrives = t + 10 * nth, nth < sent
+            if arrives:
+                message(ranks[0], "send", 1, at, at + 5, line=4)
+            message(ranks[1], "recv", 0, at, at + 5 if arrives else None, line=5)
+        for rank in ranks[: 1 if is_last else 2]:
+            done = None if is_last else t + 60
+            rank.op("all_reduce", t + 50, done, returned=t + 51, step=step, site=rank.site("all_reduce", line=9))
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-unmatched", (culprit,))
+
+
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_turns_to_another_peer_than_ever_is_blamed_and_not_that_peer(late: int) -> None:
     ranks = pair(3)
