@@ -69,6 +69,33 @@ def test_a_rank_of_horovod_arrives_when_it_is_ready(tmp_path: Path) -> None:
     assert {"exposed_ns", "partition", "memory"} <= subjects(summary)
 
 
+def test_fused_tensors_of_horovod_are_no_steps(tmp_path: Path) -> None:
+    """Both gradients of a step are negotiated and reduced together, written as TimelineWriter of 0.28.1 does."""
+    rows: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 10**15}}
+    ]
+    for step in range(12):
+        t = 10_000 * step
+        rows.append({"ph": "i", "name": "CYCLE_START", "ts": t, "s": "g"})
+        for pid in (1, 2):
+            at = t + 1000 + pid
+            rows += [
+                {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": at, "pid": pid},
+                {"ph": "X", "name": "0", "ts": at, "pid": pid, "dur": 0},
+                {"ph": "X", "name": "1", "ts": at + 400, "pid": pid, "dur": 0},
+                {"ph": "E", "ts": at + 401, "pid": pid},
+            ]
+        for begins, name, ts in ((True, "ALLREDUCE", 1500), (True, "GLOO_ALLREDUCE", 1510), (False, "", 1900)):
+            event = {"ph": "B", "name": name} if begins else {"ph": "E"}
+            rows += [event | {"ts": t + ts, "pid": pid} for pid in (1, 2)]
+        end = {"ph": "E", "ts": t + 2000, "args": {"dtype": "float32", "shape": "[128, 64]"}}
+        rows += [end | {"pid": pid} for pid in (1, 2)]
+    summary = imported(tmp_path, write(tmp_path / "t", "[\n" + ",".join(map(json.dumps, rows)) + "]"))
+    (row,) = summary.collectives
+    assert (summary.world_size, summary.steps.count, row.count, row.bytes) == (2, 0, 24, 32_768)
+    assert row.wait_ns == 200 * US  # rank 0 waits 400 us for rank 1, which waits for nobody
+
+
 def test_a_timeline_that_was_cut_gives_what_it_holds(tmp_path: Path) -> None:
     text = timeline()
     summary = imported(tmp_path, write(tmp_path / "t", text[: text.rindex('{"ph": "B"')]))

@@ -11,6 +11,8 @@ LONGEST_SEARCH = 20_000
 """Operations at the end of the run in which the period is looked for."""
 AGREEMENT = 0.95
 """Share of the operations looked at that are like the one a period before."""
+MOST_TOGETHER = 1 / 3
+"""Share of the operations issued right after one that is still in flight, up to which each may be a step."""
 _KEY = ("op", "kind", "group", "numel", "site", "peer")
 
 
@@ -37,12 +39,21 @@ def find_period_ends(operations: Array) -> tuple[Column, Column]:
     unlike = np.flatnonzero(likes[period:] != likes[:-period])
     begin = int(unlike[-1]) + 1 if len(unlike) and len(likes) - unlike[-1] > FEWEST_PERIODS * period else 0
     thread_ops = thread_ops[begin:]
+    if period == 1 and _is_issued_together(thread_ops):
+        return nothing
     waited = np.where(thread_ops["wait_begin_ns"] == UNKNOWN_NS, 0, thread_ops["wait_begin_ns"] + thread_ops["wait_ns"])
     left = np.maximum(np.maximum(thread_ops["issued_ns"], thread_ops["returned_ns"]), waited)
     pauses = thread_ops["issued_ns"][1:] - left[:-1]
     pauses = pauses[: len(pauses) // period * period].reshape(-1, period)
     last = slice(int(np.argmax(np.median(pauses, axis=0))), None, period)
     return distinct(left[last]), thread_ops["thread"][last].astype(np.int64)
+
+
+def _is_issued_together(alike: Array) -> bool:
+    """Say whether operations, all alike, come several at a time, as fused tensors do: then one of them is no step."""
+    pauses = np.diff(alike["issued_ns"])
+    soon = (alike["done_ns"][:-1] > alike["issued_ns"][1:]) & (pauses < pauses.mean() / 10)
+    return bool(soon.mean() > MOST_TOGETHER)
 
 
 def _end_of_loop(likes: Column) -> int:
