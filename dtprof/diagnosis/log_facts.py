@@ -91,6 +91,8 @@ class Trace:
     """Said to have ended its process by where it stands."""
     handled: bool = False
     """Said not to have ended its process: in a thread, in a destructor."""
+    logged: bool = False
+    """Printed by logging, below its record: the program caught it, and may go on."""
     bare: bool = False
     chained: bool = False
     """Raised while the exception before it in the same stream was handled."""

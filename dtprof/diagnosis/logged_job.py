@@ -206,8 +206,11 @@ def _ended_its_process(trace: Trace, rank: int | None, job: LoggedJob) -> bool:
     end = job.exits.get(rank) if rank is not None else None
     if end is not None:
         return end.status not in (0, *TERMINATED)
-    # A logged and handled exception is followed by the program's ordinary output.
-    return job.facts.last_activity.get(trace.stream, 0) <= ORDINARY_LINES_AFTER
+    # A logged and handled exception is followed by the program's ordinary output: any, where logging printed it and no
+    # launcher said that a process failed.
+    has_exits = job.facts.exits or job.facts.local_exits
+    most = 0 if trace.logged and not has_exits else ORDINARY_LINES_AFTER
+    return job.facts.last_activity.get(trace.stream, 0) <= most
 
 
 def _name_the_only_one(job: LoggedJob) -> None:

@@ -54,6 +54,24 @@ def test_logged_exception_of_a_program_that_goes_on_is_no_finding(diagnose_texts
     assert verdict.outcome == "unknown"
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        "ERROR:root:will retry",
+        "2026-11-26 17:40:01,123 - train - ERROR - will retry",
+        "[ERROR|loader.py:31] will retry",
+    ],
+)
+def test_an_exception_that_logging_printed_is_no_finding_where_any_line_follows(
+    diagnose_texts: Diagnose, record: str
+) -> None:
+    caught = f"{record}\n" + texts.traceback("TimeoutError: shard 3", line=5, source="read()")
+    assert diagnose_texts(f"{caught}\n{caught}\nstep 5 loss 2.1").findings == ()
+    assert [found.kind for found in diagnose_texts(caught).findings] == ["rank-crashed"]
+    failed = caught + "\n" + texts.table({0: -15, 1: 1}, first=1)
+    assert [found.culprit_ranks for found in diagnose_texts(f"{failed}\nstep 5 loss 2.1").findings] == [(1,)]
+
+
 @pytest.mark.parametrize("words", ["Exception ignored in: <function Pool.__del__>", "Exception in thread Thread-3:"])
 def test_exception_that_ends_no_process_is_no_finding(diagnose_texts: Diagnose, words: str) -> None:
     assert diagnose_texts(words + "\n" + texts.traceback("TypeError: x", line=5, source="f()")).findings == ()

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.log_facts import Facts, Order
-from dtprof.diagnosis.sources.logs import nccl_calls
+from dtprof.diagnosis.sources.logs import nccl_calls, traceback_boxes
 from dtprof.diagnosis.sources.logs.line_prefixes import RANK, LogLine, parse_line, rank_of_file
 from dtprof.diagnosis.sources.logs.log_files import files_of, opened
 from dtprof.diagnosis.sources.logs.log_grammar import BYTE_WORDS, NEW_ATTEMPT, NEW_JOB, read_sentences
@@ -68,6 +68,7 @@ class LogReader:
         self._newest_torn = ""
         self._line = 0
         self._attentive = 0
+        self._passed = b""  # the line before, where it told nothing
         self._chunk = 0
         self._has_binary = False
 
@@ -108,14 +109,18 @@ class LogReader:
                 if any(word in raw for word in nccl_calls.TELLING):
                     nccl_calls.read(raw[:MAX_LINE_BYTES], self._rank, self._attempts[-1].communicators)
                 continue
+            passed, self._passed = self._passed, b""
             if any(word in raw for word in BYTE_WORDS):
                 self._attentive = ATTENTIVE_LINES
+                if passed and traceback_boxes.START.encode() in raw:  # the record above it says who printed it
+                    self._read_line(_decoded(passed))
             # After an exception every line counts: a program that goes on has handled it.
             elif self._attentive <= 0 and not self._attempts[-1].last_activity:
+                self._passed = raw
                 continue
             self._attentive -= 1
             if raw:
-                self._read_line(raw[:MAX_LINE_BYTES].decode("utf-8", "replace").replace("\0", ""))
+                self._read_line(_decoded(raw))
 
     def _read_line(self, text: str) -> None:
         line = parse_line(text, file_key=str(self.number), file_rank=self._rank)
@@ -165,6 +170,10 @@ class LogReader:
 
 
 RANK_TAG = re.compile(RANK.pattern.encode())
+
+
+def _decoded(raw: bytes) -> str:
+    return raw[:MAX_LINE_BYTES].decode("utf-8", "replace").replace("\0", "")
 
 
 def _is_torn(text: str) -> bool:

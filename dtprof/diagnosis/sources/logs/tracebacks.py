@@ -11,6 +11,8 @@ from dtprof.records.user_files import is_user_file
 
 FRAME = re.compile(r'\s*File "([^"]{1,1000})", line (\d{1,9})(?:, in (.{1,200}))?\s*$')
 RAISED = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\[\w+\])?(?:\(\w+\))?)(?::\s?(.*))?$", re.DOTALL)
+RECORD = re.compile(r"(?:^|[\s\[|<(-])(?:WARNING|WARN|ERROR|CRITICAL)(?:[]:>)|\s]|$)")
+"""The level in a record of logging."""
 BARE = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (.+)")
 MARKS = re.compile(r"[\s~^]*$")
 CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
@@ -44,6 +46,7 @@ class _Open:
     rank: int | None
     task: int | None
     from_torch: bool
+    logged: bool
     indent: int
     frames: list[tuple[str, int, str]] = field(default_factory=list)
     sources: dict[int, str] = field(default_factory=dict)
@@ -54,6 +57,7 @@ class _Stream:
     """The state of the output of one process."""
 
     open: _Open | None = None
+    before: str = ""  # the line before, where it is of no traceback
     chained: bool = False
     handled: bool = False
     spawned: int | None = None
@@ -84,8 +88,9 @@ class Tracebacks:
             text = unboxed
         if self._read_table(text, stream):
             return True
+        before, stream.before = stream.before, ""
         if traceback_boxes.START in text:
-            self._begin(line, order, stream)
+            self._begin(line, order, stream, logged=RECORD.search(before) is not None)
             return True
         if stream.open is not None:
             return self._continue(text, order, stream, line)
@@ -98,16 +103,17 @@ class Tracebacks:
         elif found := BARE.match(text):
             self._add_bare(found, line, order)
         else:
+            stream.before = text
             return False
         return True
 
-    def _begin(self, line: LogLine, order: Order, stream: _Stream) -> None:
+    def _begin(self, line: LogLine, order: Order, stream: _Stream, *, logged: bool) -> None:
         rank = stream.spawned if stream.spawned is not None else line.rank
         in_table = ENTRY_TRACE.match(line.text)
         if in_table and stream.entry_rank is not None:
             rank = stream.entry_rank
         certain = line.from_torch or stream.spawned is not None or in_table is not None
-        stream.open = _Open(order, rank, line.task, certain, _indent(line.text))
+        stream.open = _Open(order, rank, line.task, certain, logged, _indent(line.text))
 
     def _continue(self, text: str, order: Order, stream: _Stream, line: LogLine) -> bool:
         current = stream.open
@@ -147,6 +153,7 @@ class Tracebacks:
                 torch_only=torch_only,
                 fatal=done.from_torch,
                 handled=stream.handled,
+                logged=done.logged,
                 chained=stream.chained,
             )
         )
