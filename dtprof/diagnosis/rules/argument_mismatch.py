@@ -117,10 +117,16 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         if found.bad_pairs
         else f"{list_ranks(culprits)} {has} {shown[culprits[0]]}, the others {shown[usual]} ({op})"
     )
+    summary = f"Operation #{seq} of {group_words(group)} has different {WORDS[found.argument]}: {tail}."
+    if found.argument == "op":
+        calls = "calls" if len(culprits) == 1 else "call"
+        who = list_ranks(culprits)
+        summary = f"At #{seq} of {group_words(group)}, {who} {calls} {shown[culprits[0]]}, the others {shown[usual]}."
+    at_one_line = len({(site.file, site.line) for site in sites.values()}) == 1
     blocked = () if passed else tuple(sorted({*victims(job, set(culprits)), *(set(present) - set(culprits))}))
     return Finding(
         kind=kind,
-        summary=f"Operation #{seq} of {group_words(group)} has different {WORDS[found.argument]}: {tail}.",
+        summary=summary,
         culprit_ranks=culprits,
         waiting_ranks=blocked,
         confidence=0.75 if found.is_new else 0.6 if found.is_tie else 0.9,
@@ -131,7 +137,11 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
         evidence=tuple(facts),
-        advice=("Compare the two lines: every member must make the same call at this position.",),
+        advice=(
+            "Compare what the ranks pass at this line: every member must make the same call at this position."
+            if at_one_line
+            else "Compare the two lines: every member must make the same call at this position.",
+        ),
     )
 
 
@@ -152,7 +162,7 @@ def _is_other_call(job: JobState, group: GroupId, found: Disagreement) -> bool:
 
 def _show(argument: str, operation: Operation) -> str:
     if argument == "peer":
-        return f"rank {operation.peer_rank}" if operation.peer_rank >= 0 else str(operation.peer)
+        return f"root rank {operation.peer_rank}" if operation.peer_rank >= 0 else f"root {operation.peer}"
     if argument == "dtype":
         return dtype_name(operation.dtype)
     if argument == "reduce_op":

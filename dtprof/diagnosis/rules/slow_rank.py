@@ -49,7 +49,7 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
         culprits = tuple(sorted(one.rank for one in slow))
         named = list_ranks(culprits)
         summary = f"{named[0].upper()}{named[1:]} {'is' if alone else 'are'} late in most steps; steps would be "
-        summary += f"{slowdown:.2f} times as fast without {'its' if alone else 'their'} lag."
+        summary += f"{slowdown:.3g} times as fast without {'its' if alone else 'their'} lag."
         yield Finding(
             kind="slow-rank",
             severity="warning",
@@ -95,7 +95,7 @@ def _list_facts(straggler: "StragglerResult", listed: "tuple[StragglerResult, ..
     if len(listed) > 1 and together is not None:
         others = list_ranks(one.rank for one in listed if one is not straggler)
         facts.append(
-            f"without it {others} would still be late; without all of them, steps {together:.2f} times as fast"
+            f"without it {others} would still be late; without all of them, steps {together:.3g} times as fast"
         )
     return facts
 
