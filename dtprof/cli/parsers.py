@@ -39,6 +39,23 @@ def output_path(text: str) -> Path:
     return Path(re.sub(r"^(?:file|local):/+", "/", text))
 
 
+class GivenOnce(argparse.Action):
+    """Takes one value; refuses a second one where both would be expected to count."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the value."""
+        before = getattr(namespace, self.dest, None)
+        if isinstance(before, str):
+            parser.error(f"{option_string} was given as {before} and as {values}; expected one: ask for each by itself")
+        setattr(namespace, self.dest, values)
+
+
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']+)' \(choose from (.*)\)$")
 
 

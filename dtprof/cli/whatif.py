@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from dtprof.cli import engine_options
+from dtprof.cli.parsers import GivenOnce
 
 EPILOG = """\
 examples:
@@ -38,20 +39,37 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="rank=R[,R...], host=H, stage=N|last: as fast as the others; op=NAME, phase=NAME: its ideal time (phases "
         "data and checkpoint: none); repeatable",
     )
-    changes.add_argument("--network", metavar="F", help="transfers F times as fast, for example 2x")
-    changes.add_argument("--compute", metavar="F", help="computation F times as fast, for example 1.5x")
-    changes.add_argument("--overlap", metavar="full", help="collectives are waited for at the end of the step only")
-    changes.add_argument("--microbatches", metavar="N", help="divide the batch of a pipeline's step into N")
+    changes.add_argument("--network", action=GivenOnce, metavar="F", help="transfers F times as fast, for example 2x")
     changes.add_argument(
-        "--schedule", metavar="NAME", help="of the pipeline: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev"
+        "--compute", action=GivenOnce, metavar="F", help="computation F times as fast, for example 1.5x"
     )
     changes.add_argument(
-        "--split", metavar="even", help="layers of a pipeline divided so that all stages take equally long"
+        "--overlap", action=GivenOnce, metavar="full", help="collectives are waited for at the end of the step only"
     )
     changes.add_argument(
-        "--buckets", metavar="SIZE", help="gradients reduced in buckets of this size, for example 50MB"
+        "--microbatches", action=GivenOnce, metavar="N", help="divide the batch of a pipeline's step into N"
     )
-    changes.add_argument("--ranks", metavar="N", help="N ranks in all, by more data-parallel replicas")
+    changes.add_argument(
+        "--schedule",
+        action=GivenOnce,
+        metavar="NAME",
+        help="of the pipeline: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev",
+    )
+    changes.add_argument(
+        "--split",
+        action=GivenOnce,
+        metavar="even",
+        help="layers of a pipeline divided so that all stages take equally long",
+    )
+    changes.add_argument(
+        "--buckets",
+        action=GivenOnce,
+        metavar="SIZE",
+        help="gradients reduced in buckets of this size, for example 50MB",
+    )
+    changes.add_argument(
+        "--ranks", action=GivenOnce, metavar="N", help="N ranks in all, by more data-parallel replicas"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     engine_options.add_options(parser)
 

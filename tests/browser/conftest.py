@@ -84,12 +84,12 @@ class Page:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Return the addresses that the page asked for since last asked, without what is inside the file."""
+        """Return the addresses that the page asked for since last asked, without what is in the file or the browser."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         asked = [
             event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
         ]
-        return [url for url in asked if not url.startswith(("data:", "blob:", "about:"))]
+        return [url for url in asked if not url.startswith(("data:", "blob:", "about:", "chrome:"))]
 
 
 def axe_findings(

@@ -85,7 +85,9 @@ def test_a_launcher_becomes_the_command_of_a_recorded_run(venv: Path, store: Pat
     assert open_run(run).manifest.exit_status == 0
     assert (store / ME).stat().st_mode & 0o777 == 0o700
     result = ran(venv, str(launcher(tmp_path)), DTPROF_ALWAYS=str(tmp_path / "another"))
-    assert " None " in result.stdout, "a store that is not there: nothing is recorded"
+    assert " None " in result.stdout
+    assert f"this job is not recorded: there is no folder {tmp_path}/another; make it with" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.thorough

@@ -169,11 +169,13 @@ def record_always(store, python, is_launcher):
     """
     if waiting or os.environ.get(OFF, "0") not in ("", "0"):
         return
-    if not os.path.isabs(store):
+    problem = find_problem(store)
+    if problem:
+        reason = f"this job is not recorded: {problem}"
         if is_launcher:
-            refuse_store(store)
+            say(reason)
         elif os.environ.get("RANK", "0") == "0":
-            sys.meta_path.insert(0, AfterTorch(lambda: refuse_store(store)))
+            sys.meta_path.insert(0, AfterTorch(lambda: say(reason)))
         return
     if is_off(store):
         return
@@ -184,9 +186,13 @@ def record_always(store, python, is_launcher):
     sys.meta_path.insert(0, AfterTorch(record_rank))
 
 
-def refuse_store(store):
-    """Say that a store by a relative path is none: jobs start in different folders."""
-    say(f"this job is not recorded: {ALWAYS} is {store!r}, a relative path; give it as an absolute one")
+def find_problem(store):
+    """Say why there can be no store of this name; nothing where there is one."""
+    if not os.path.isabs(store):
+        return f"{ALWAYS} is {store!r}, a relative path; give it as an absolute one: jobs start in different folders"
+    if not os.path.isdir(store):
+        return f"there is no folder {store}; make it with dtprof inject install --site --store {store}"
+    return ""
 
 
 def record_rank():
@@ -199,9 +205,7 @@ def record_rank():
 
 
 def is_off(store):
-    """Say whether recording is turned off: by a file `off` in the store, or a store that is not there."""
-    if not os.path.isdir(store):
-        return True
+    """Say whether a file `off` in the store turns recording off."""
     try:
         return os.lstat(os.path.join(store, "off")).st_uid in (0, os.getuid(), os.lstat(store).st_uid)
     except OSError:
