@@ -77,6 +77,7 @@ class Forward:
         self.consumption = Consumption(spans)
         self.roots = Roots(self)
         self.wrappers = LiveObjects()
+        self._unwrapped = LiveObjects()
 
     def before_forward(self, call: Callable[[], object]) -> None:
         """Call this, which must not raise, before each forward pass."""
@@ -186,6 +187,7 @@ class Forward:
                 fence.hide_frame(error)
                 raise
             self.end(id(module), False, output)
+            self._hook_module_of(module)
             return result
 
         ddp._pre_forward = pre_forward
@@ -198,7 +200,18 @@ class Forward:
             if recorder is not None and not self.wrappers:
                 recorder.write_entry(entry("feature", name="ddp"))
             self.wrappers.add(module)
-            self.roots.hook_class(module.module)  # programs evaluate the module without its wrapper, too
+
+    @fence.fenced("the forward pass of the module in DDP")
+    def _hook_module_of(self, wrapper: Any) -> None:
+        """Record the module without its wrapper, too, as programs evaluate it.
+
+        After the first pass: code that is compiled in it is compiled as without dtprof, and its class is left alone.
+        A class of torch, such as Sequential, is shared with models that are compiled later.
+        """
+        if wrapper not in self._unwrapped:
+            self._unwrapped.add(wrapper)
+            if not type(wrapper.module).__module__.startswith("torch."):
+                self.roots.hook_class(wrapper.module)
 
     @fence.fenced("the forward pass of FSDP")
     def _hook_fsdp1(self, module: Any) -> None:

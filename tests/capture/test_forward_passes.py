@@ -149,6 +149,7 @@ def test_module_evaluated_without_its_wrapper_is_an_evaluation(forward: Forward,
     started = forward.begin(wrapper, (ids,), {})
     output = wrapper.module(ids)
     forward.end(started, False, output)
+    forward._hook_module_of(wrapper)
     output["loss"].backward()
     wrapper.module.eval()
     with torch.no_grad():

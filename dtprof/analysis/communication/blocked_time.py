@@ -30,9 +30,7 @@ class Blocked:
     wait: Intervals
     known: Mask  # completion is observed, so that these two are all there is
     counts: Mask  # on a thread that runs the steps, or on behalf of its backward pass
-    of_steps: (
-        Mask  # issued for the steps; a thread beside them, such as that of a checkpoint, need not keep them waiting
-    )
+    of_steps: Mask  # not by a thread beside the steps, such as that of a checkpoint: it need not keep them waiting
     covered: Intervals = field(default_factory=lambda: NONE)  # times in which nothing counts as blocked
 
     @property
