@@ -25,7 +25,7 @@ MIN_STEPS = 4
 """Of fewer there is no interval worth its name."""
 MAX_RECORDS = 3_072
 """Of the steps that are replayed."""
-MAX_SHARE = 1 / 256
+MAX_SHARE = 1 / 384
 """Of the records of a run that may be replayed where that is more: one costs some ten times what it costs to sum up."""
 
 
