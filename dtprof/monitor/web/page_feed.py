@@ -226,6 +226,8 @@ class Feed:
         # Figures that are due are drawn from new records, whatever the poll costs.
         may_poll = self._poll_interval.is_due or self._refresh_interval.is_due
         if self._clock() - self._polled < POLL_EVERY_S or not may_poll:
+            if self._snapshot is not None:
+                self._renew_verdict(self._snapshot)  # it reads the records itself
             return
         self._polled, began_cpu = self._clock(), self._cpu()
         had_ended = self._snapshot is not None and self._snapshot.has_ended
