@@ -201,7 +201,7 @@ class Forward:
                 recorder.write_entry(entry("feature", name="ddp"))
             self.wrappers.add(module)
 
-    @fence.fenced("the forward pass of the module in DDP")
+    @fence.fenced("the forward pass of a model without a wrapper")
     def _hook_module_of(self, wrapper: Any) -> None:
         """Record the module without its wrapper, too, as programs evaluate it.
 
