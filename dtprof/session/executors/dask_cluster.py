@@ -99,6 +99,10 @@ class DaskWorkers:
                 lost_s = None if self._has_workers() else lost_s or now_s
                 if lost_s is not None and now_s - lost_s >= WORKERS_S:
                     raise self._all_lost() from None
+            except UnboundLocalError:
+                # Dask's client has no result where its timeout cancels it in the moment in which it ends.
+                if future.status == "error":
+                    raise  # by the work itself
             except self._distributed.CancelledError:
                 raise WorkerLostError(
                     "the connection to the scheduler of Dask was lost before the work was done. See that it runs, and "
