@@ -20,7 +20,6 @@ from dtprof.records.codes import dtype_name, reduce_op_name
 
 KINDS = tuple(agreement.KINDS.values())
 WORDS = {
-    "op": "operations",
     "peer": "roots",
     "dtype": "element types",
     "reduce_op": "reductions",
@@ -111,17 +110,17 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     if found.is_tie:
         facts.append("the ranks split into equal halves: which half is wrong is a guess")
     op = present[usual].op
-    has = "has" if len(culprits) == 1 else "have"
-    tail = (
-        f"{list_ranks(culprits)} {'does' if len(culprits) == 1 else 'do'} not fit ({op})"
-        if found.bad_pairs
-        else f"{list_ranks(culprits)} {has} {shown[culprits[0]]}, the others {shown[usual]} ({op})"
-    )
-    summary = f"Operation #{seq} of {group_words(group)} has different {WORDS[found.argument]}: {tail}."
+    who, is_one = list_ranks(culprits), len(culprits) == 1
     if found.argument == "op":
-        calls = "calls" if len(culprits) == 1 else "call"
-        who = list_ranks(culprits)
-        summary = f"At #{seq} of {group_words(group)}, {who} {calls} {shown[culprits[0]]}, the others {shown[usual]}."
+        differs = f"At #{seq} of {group_words(group)}, {who} {'calls' if is_one else 'call'} {shown[culprits[0]]}"
+        summary = f"{differs}, the others {shown[usual]}."
+    else:
+        tail = (
+            f"{who} {'does' if is_one else 'do'} not fit ({op})"
+            if found.bad_pairs
+            else f"{who} {'has' if is_one else 'have'} {shown[culprits[0]]}, the others {shown[usual]} ({op})"
+        )
+        summary = f"Operation #{seq} of {group_words(group)} has different {WORDS[found.argument]}: {tail}."
     at_one_line = len({(site.file, site.line) for site in sites.values()}) == 1
     blocked = () if passed else tuple(sorted({*victims(job, set(culprits)), *(set(present) - set(culprits))}))
     return Finding(

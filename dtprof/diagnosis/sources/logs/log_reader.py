@@ -68,7 +68,7 @@ class LogReader:
         self._newest_torn = ""
         self._line = 0
         self._attentive = 0
-        self._passed = b""  # the line before, where it told nothing
+        self._passed = b""  # the line before, where it was passed over
         self._chunk = 0
         self._has_binary = False
 
