@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.gpu.figures import FigureFile, read_figure, show_value
-from benchmarks.gpu.placement import REHEARSED, end_tree, patience
+from benchmarks.gpu.placement import KEPT, REHEARSED, end_tree, patience
 
 PART_S = 570.0
 """A part ends within this, set-up included; what has not begun by then is reported as not measured."""
@@ -68,7 +68,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--spent", type=float, default=0.0, metavar="S", help="seconds that setting up has taken")
     parser.add_argument("--only", default="", metavar="NAME,...", help="of the part, these measurements alone")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU with gloo: tries the scripts")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what is recorded there")
     given = parser.parse_args(arguments)
+    if given.keep:
+        given.keep.mkdir(parents=True, exist_ok=True)
+        os.environ[KEPT] = str(given.keep.resolve())
     os.environ[REHEARSED] = "1" if given.rehearse else ""
     limit_s = given.seconds or patience(LIMITS_S.get(given.part, PART_S))
     deadline_s = time.monotonic() + limit_s - given.spent

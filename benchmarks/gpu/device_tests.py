@@ -1,11 +1,16 @@
-"""Run tests/gpu: each test is a figure, kept as soon as it has ended."""
+"""Run tests/gpu, several at a time: each test is a figure, kept as soon as it has ended."""
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu.figures import Figure, emit
+from benchmarks.gpu.placement import KEPT
+
+CORES_PER_TEST = 4
+"""A test runs up to 4 ranks; what is tested here are counts, verdicts and times measured twice, not costs."""
 
 
 class Outcomes:
@@ -26,8 +31,11 @@ def main() -> int:
     """Return the exit status of pytest."""
     # Of the plugins and warnings of whatever else is installed there, none matters here.
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    plugins = ["-p", "pytest_timeout", "-p", "no:cacheprovider"]
-    arguments = ["-q", "-m", "gpu", "-W", "default", *plugins, "--timeout", "150", "tests/gpu"]
+    plugins = ["-p", "pytest_timeout", "-p", "xdist.plugin", "-p", "no:cacheprovider"]
+    options = ["--timeout", "150", "-n", str(max(1, (os.cpu_count() or 1) // CORES_PER_TEST))]
+    if kept := os.environ.get(KEPT):
+        options += ["--basetemp", str(Path(kept, "tests"))]
+    arguments = ["-q", "-m", "gpu", "-W", "default", *plugins, *options, "tests/gpu"]
     return int(pytest.main(arguments, plugins=[Outcomes()]))
 
 

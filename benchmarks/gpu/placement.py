@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 
 REHEARSED = "DTPROF_GPU_REHEARSED"
+KEPT = "DTPROF_GPU_KEPT"
+"""Names a folder in which everything stays that was recorded."""
 JOB_S = 240.0
 REHEARSAL_TIMES = 4
 """A rehearsal may take this many times as long: it tries the scripts, on fewer cores and beside other work."""
@@ -93,5 +95,8 @@ def end_tree(process: "subprocess.Popen[Any]") -> None:
 @contextmanager
 def scratch() -> Iterator[Path]:
     """Return a folder for what a measurement records."""
+    if kept := os.environ.get(KEPT):
+        yield Path(tempfile.mkdtemp(prefix="dtprof-gpu-", dir=kept))
+        return
     with tempfile.TemporaryDirectory(prefix="dtprof-gpu-") as folder:
         yield Path(folder)

@@ -1,7 +1,8 @@
 """Run programs of the corpus: `python -m tests.faults [--json] [--keep DIR] [--on DEVICE] [NAME...]`.
 
 Without a name it runs all programs on the CPU, over gloo; with `--on sim` those of `device_programs.py` on the
-simulated accelerator, and with `--on both` on either, to compare the verdicts. Exit status 1 where a verdict is wrong,
+simulated accelerator, with `--on cuda` on NCCL and one GPU, and with `--on both` on CPU and simulated accelerator, to
+compare the verdicts. Exit status 1 where a verdict is wrong,
 or differs.
 """
 
@@ -25,7 +26,7 @@ from tests.faults.device_programs import FAULTY, SOUND
 from tests.faults.forked_jobs import run
 
 AT_ONCE = 3
-DEVICES = ("cpu", "sim")
+DEVICES = ("cpu", "sim", "cuda")
 LATE_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.optim", "torch.utils.data")
 """What training imports after it has started."""
 
@@ -38,12 +39,12 @@ def main() -> int:
     parser.add_argument("--hang-after", type=float, default=forked_jobs.HANG_AFTER_S)
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="programs run side by side")
     parser.add_argument("--no-native", action="store_true", help="record with the recorder in Python")
-    parser.add_argument("--on", choices=(*DEVICES, "both"), default="cpu", help="device of the programs' tensors")
+    parser.add_argument("--on", choices=(*DEVICES, "both"), default="cpu", help="device of the programs' tensors; both: cpu and sim")
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs; default: all that are meant for the device")
     arguments = parser.parse_args()
     forked_jobs.HANG_AFTER_S = arguments.hang_after
     programs.load()
-    devices = DEVICES if arguments.on == "both" else (arguments.on,)
+    devices = ("cpu", "sim") if arguments.on == "both" else (arguments.on,)
     for module in LATE_IMPORTS:
         importlib.import_module(module)  # once, for all ranks
     if "sim" in devices:

@@ -127,7 +127,7 @@ def back_end() -> str:
     """Return the back end of the device that tensors are made on: the runner has chosen it."""
     import torch
 
-    return "gloo" if torch.get_default_device().type == "cpu" else "simccl"
+    return {"cpu": "gloo", "sim": "simccl", "cuda": "nccl"}[torch.get_default_device().type]
 
 
 def train(rank: int, steps: int, each: Callable[[int], Any] | None = None, size: int = 8) -> None:

@@ -34,7 +34,8 @@ def run(program: Program, folder: Path, *, library: str, device: str = "cpu") ->
 
     Parameters:
         library: the native hook; empty: the hook in Python.
-        device: where the program's tensors are made: `cpu`, or `sim`, the simulated accelerator.
+        device: where the program's tensors are made: `cpu`; `sim`, the simulated accelerator; or `cuda`, one GPU for
+            all ranks.
     """
     folder.mkdir(parents=True)
     run_directory.create(folder, force=False)
@@ -103,6 +104,9 @@ def _be_rank(program: Program, rank: int, *, port: int, device: str) -> int:
     if device == "sim":  # not in the parent: some of torch prefers an accelerator wherever there is one
         importlib.import_module("tests.accelerator.simulated_device")
         torch.set_default_device(device)
+    elif device == "cuda":
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # so that NCCL accepts a device that another rank uses
+        torch.set_default_device("cuda:0")
     arm()
     try:
         if program.joins:
