@@ -45,7 +45,7 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
         culprit_call_sites=places_held_by(absent),
         evidence=tuple(f"rank {rank.rank}: {observed_words(rank)}" for rank in absent[:8]),
         advice=(advice,),
-        in_first_step=all(is_working(rank) and rank.steps == 0 and bool(rank.open_phases) for rank in absent),
+        is_early=all(is_working(rank) and rank.steps == 0 and bool(rank.open_phases) for rank in absent),
     )
 
 

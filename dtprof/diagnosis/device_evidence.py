@@ -10,6 +10,9 @@ from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 
 MAX_TROUBLES = 4
+CONNECTING_ADVICE = (
+    "Look at how the members connect: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME, firewalls; dtprof doctor tries all pairs."
+)
 NO_SAMPLES = "no GPUs were sampled"
 XIDS = {
     13: "graphics engine exception",
@@ -42,6 +45,27 @@ def begin_words(operations: Mapping[int, Operation]) -> tuple[str, ...]:
     return (
         f"it was begun by the devices of {list_ranks(begun) if begun else 'no rank'}, "
         f"not by those of {list_ranks(held)}",
+    )
+
+
+def connects(operation: Operation) -> bool:
+    """Say whether NCCL, or another back end of devices, connects ranks within this operation: their first together.
+
+    It does so when a group, or a pair of ranks for messages, is first used: in seconds, in large jobs in minutes.
+    """
+    return operation.on_device and (operation.nth if operation.p2p else operation.seq) == 0
+
+
+def with_connecting(finding: Finding, operation: Operation) -> Finding:
+    """Mark a finding on an operation in which its back end connects the ranks, and say so."""
+    if not connects(operation):
+        return finding
+    together = "message between these ranks" if operation.p2p else "operation of these members"
+    return replace(
+        finding,
+        is_early=True,
+        evidence=(*finding.evidence, f"it is the first {together}, within which the back end connects them"),
+        advice=(CONNECTING_ADVICE, *finding.advice),
     )
 
 

@@ -29,7 +29,7 @@ class Finding:
     advice: tuple[str, ...] = ()
     leaves_open: tuple[str, ...] = ()  # questions about its subject that the sources leave open
     culprit_hosts: tuple[str, ...] = ()  # of the culprits, in a job of several hosts
-    in_first_step: bool = False  # the culprits work, and have not ended a step yet: the first may take long
+    is_early: bool = False  # in the first step of the culprits, or the first operation of a group: either may take long
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from dtprof.interning import Interned
 from dtprof.intervals import Column
 from dtprof.job.api_names import Apis
 from dtprof.job.device_timeline import is_placed, start_of
-from dtprof.job.groups import Channel, GroupId, identify_groups
+from dtprof.job.groups import Channel, GroupId, identify_groups, message_tags
 from dtprof.job.rank_batches import RankBatch
 from dtprof.job.sound_records import UNNAMED
 from dtprof.records import codes
@@ -312,7 +312,8 @@ def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequenc
     operations = batch.operations.table
     is_send = batch.operations.is_named(POINT_TO_POINT[:1])[in_table]
     peer = operations["peer"][in_table].astype(np.int64)
-    tag = operations["tag"][in_table].astype(np.int64) & 0x7FFFFFFF
+    messages_of = ((select(batch.operations.of(one.place), one.rows), batch.tables[one.place].groups) for one in placed)
+    tag = np.concatenate([message_tags(messages, groups) for messages, groups in messages_of])
     sizes = np.repeat([one.group.size for one in placed], lengths)
     known = (peer >= 0) & (peer < sizes) & (peer != np.repeat(members, lengths))
     for one, unknown in zip(placed, np.bincount(which[~known], minlength=len(placed)).tolist(), strict=True):

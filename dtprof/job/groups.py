@@ -7,8 +7,12 @@ and these members was made before. No other module identifies groups.
 from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.records import codes
 from dtprof.records.rank_log.group_members import Members, share
-from dtprof.records.tables import Group
+from dtprof.records.tables import Array, Group
 
 
 class GroupId(NamedTuple):
@@ -77,3 +81,18 @@ def identify_groups(groups: Mapping[int, Group], chosen: Container[int] | None =
         if chosen is None or number in chosen:
             identities[number] = GroupId.of(group.name, ranks, size=group.size, instance=instance)
     return identities
+
+
+def message_tags(messages: Array, groups: Mapping[int, Group]) -> npt.NDArray[np.int64]:
+    """Return the tag by which each message of a rank is matched: 0 where the back end ignores tags.
+
+    Parameters:
+        messages: rows of its operations.
+        groups: its groups, by their numbers in its records.
+    """
+    tags: npt.NDArray[np.int64] = messages["tag"].astype(np.int64) & 0x7FFFFFFF
+    ignoring = [number for number, group in groups.items() if group.ignores_tags]
+    if ignoring:
+        on_device = (messages["flags"] & codes.DEVICE) != 0
+        tags[on_device & np.isin(messages["group"], ignoring)] = 0
+    return tags

@@ -160,6 +160,11 @@ class Group:
     axis: str | None = None  # of parallelism: dp, tp, pp; as a mesh or its user names it
     instance: int = 0  # groups of this name and these members that were created before, where a finding names it
 
+    @property
+    def ignores_tags(self) -> bool:
+        """Say whether its messages between devices are matched by their order alone, as NCCL does."""
+        return "nccl" in (self.backend or "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh:

@@ -93,7 +93,7 @@ def diagnose_stalled(run: Path) -> hang_watcher.StallVerdict:
         is_hang=verdict.outcome in ("hang", "crash"),
         text=verdict_text(verdict),
         is_unclear=verdict.outcome == "unknown",
-        is_early=any(finding.in_first_step for finding in verdict.findings),
+        is_early=any(finding.is_early for finding in verdict.findings),
         headline=" ".join(finding.summary for finding in verdict.findings),
     )
 

@@ -80,7 +80,7 @@ def test_a_rank_that_was_seen_elsewhere_before_it_joins_is_reported_with_its_lin
     )
     assert (finding.culprit_ranks, finding.waiting_ranks) == ((1,), (0, 2))
     assert {rank: site.line for rank, site in finding.culprit_call_sites.items()} == {1: 12}
-    assert finding.in_first_step is early
+    assert finding.is_early is early
 
 
 def test_of_ranks_without_a_record_those_that_were_seen_are_distinguished(tmp_path: Path) -> None:
@@ -92,4 +92,4 @@ def test_of_ranks_without_a_record_those_that_were_seen_are_distinguished(tmp_pa
     assert finding.summary == "Ranks 1, 2 of 3 never joined; rank 0 waits in init_process_group."
     assert finding.evidence[0].startswith(f"rank 1 (process {PID}): process state running, 90 % of a core")
     assert finding.evidence[1:] == ("rank 2 left no record at all",)
-    assert finding.in_first_step is False
+    assert finding.is_early is False

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dtprof.capture.native import build
@@ -22,7 +22,7 @@ from dtprof.records import schema
 from tests.accelerator.compiled_device import ensure_library
 from tests.faults import forked_jobs, programs
 from tests.faults.corpus import PROGRAMS
-from tests.faults.device_programs import FAULTY, SOUND
+from tests.faults.device_programs import FAULTY, ON_NCCL, SOUND
 from tests.faults.forked_jobs import run
 
 AT_ONCE = 3
@@ -39,7 +39,9 @@ def main() -> int:
     parser.add_argument("--hang-after", type=float, default=forked_jobs.HANG_AFTER_S)
     parser.add_argument("--at-once", type=int, default=AT_ONCE, help="programs run side by side")
     parser.add_argument("--no-native", action="store_true", help="record with the recorder in Python")
-    parser.add_argument("--on", choices=(*DEVICES, "both"), default="cpu", help="device of the programs' tensors; both: cpu and sim")
+    parser.add_argument(
+        "--on", choices=(*DEVICES, "both"), default="cpu", help="device of the programs' tensors; both: cpu and sim"
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs; default: all that are meant for the device")
     arguments = parser.parse_args()
     forked_jobs.HANG_AFTER_S = arguments.hang_after
@@ -134,6 +136,8 @@ def supervise(name: str, device: str, folder: Path, library: str) -> int:
         return pid
     try:
         program = PROGRAMS[name]
+        if device == "cuda" and name in ON_NCCL:
+            program = replace(program, kind=ON_NCCL[name])
         verdict = run(program, folder / f"{name}-{device}", library=library, device=device)
         said = {"mistakes": program.mistakes(verdict), "told": program.told(verdict)}
         (folder / f"{name}-{device}.json").write_text(json.dumps(said))

@@ -4,6 +4,14 @@ Left out are those that need what the accelerator has not (README.md there): mon
 source, lists of tensors to all, tensors of other threads, workers of data loaders, time limits of groups.
 """
 
+ON_NCCL: dict[str, str | None] = {
+    # Messages between devices are matched by their order alone.
+    "other_tags": None,
+    "tags_by_step_that_one_stage_counts_otherwise": None,
+    # The host connects a group when it is first used, and waits for the other members in that.
+    "opposite_order_that_went_well": "group-order-inversion",
+}
+"""Programs in which NCCL does not fail as gloo does, with the kind of their fault there; None: they are sound."""
 FAULTY = (
     "skip_of_a_group_of_its_own",
     "skip_by_continue",

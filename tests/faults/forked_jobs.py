@@ -17,7 +17,7 @@ from dtprof import settings
 from dtprof.diagnosis.findings import Verdict
 from dtprof.launch import hang_watcher, run_directory
 from dtprof.records import paths, writer
-from dtprof.report.text.verdict_text import verdict_text
+from dtprof.session.job_recording import diagnose_stalled
 from dtprof.session.run_diagnosis import diagnose_run
 from tests.faults.corpus import Program, back_end
 
@@ -106,6 +106,7 @@ def _be_rank(program: Program, rank: int, *, port: int, device: str) -> int:
         torch.set_default_device(device)
     elif device == "cuda":
         os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # so that NCCL accepts a device that another rank uses
+        os.environ["NCCL_MAX_NCHANNELS"] = "1"  # it connects sooner
         torch.set_default_device("cuda:0")
     arm()
     try:
@@ -132,7 +133,7 @@ def _watch(pids: dict[int, int], folder: Path, port: int) -> tuple[int, int | No
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     node = folder / paths.node_folder_name(writer.host_name())
     watch = hang_watcher.Watcher(
-        run=folder, hang_after_s=_patience_s(), diagnose=_judge, say=lambda text: print(text, file=sys.stderr)
+        run=folder, hang_after_s=_patience_s(), diagnose=diagnose_stalled, say=lambda text: print(text, file=sys.stderr)
     )
     running, status, hang_ns = set(pids), 0, None
     failed_s: float | None = None
@@ -164,11 +165,6 @@ def _watch(pids: dict[int, int], folder: Path, port: int) -> tuple[int, int | No
 def _patience_s() -> float:
     """Return how long ranks may be silent: longer where the machine is busy with other things."""
     return HANG_AFTER_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
-def _judge(run: Path) -> hang_watcher.StallVerdict:
-    verdict = diagnose_run(run)
-    return hang_watcher.StallVerdict(is_hang=verdict.outcome in ("hang", "crash"), text=verdict_text(verdict))
 
 
 def _send_all(pids: set[int], number: int) -> None:

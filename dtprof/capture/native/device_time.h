@@ -27,7 +27,11 @@ using DeviceImpl = c10::impl::DeviceGuardImplInterface;
 
 constexpr size_t kMostIntervals = 8192;  // started by the host and not completed on the device; further ones are skipped
 constexpr int kMostDevices = 64;
-constexpr uint64_t kAnchorEvery = 1'000'000'000, kAnchorAgain = 20'000'000, kPatience = 200'000;
+// Before the drift of a clock is measured, its error grows by kDrift: on an H100 anchors 1 s apart left 70 to 115 us, where
+// an anchor alone is known to 10.
+constexpr uint64_t kAnchorEvery = 250'000'000, kAnchorAgain = 20'000'000, kAnchorAtOnce = 1'000'000, kPatience = 200'000;
+constexpr int kMostAtOnce = 16;  // anchors in quick succession until the first good one: where processes share a device, its
+                                 // turns come between
 constexpr double kGoodAnchor = 20e3;  // ns: after an anchor with a larger error the next one comes soon
 constexpr double kDrift = 100e-6;  // of a device's clock against the host's, before it is measured
 constexpr double kJump = 1e6;  // ns: what two anchors are apart beyond their errors is a jump from here on, below it drift
@@ -119,7 +123,9 @@ class DeviceClock {
     pending_ = false;
     anchor.host = (recorded_ + to) / 2;
     anchor.error = static_cast<double>(to - recorded_) / 2;
-    next_ = to + (anchor.error > kGoodAnchor ? kAnchorAgain : kAnchorEvery);
+    const bool is_good = anchor.error <= kGoodAnchor;
+    next_ = to + (is_good ? kAnchorEvery : num_at_once_++ < kMostAtOnce ? kAnchorAtOnce : kAnchorAgain);
+    if (is_good) num_at_once_ = kMostAtOnce;
     if (count_) {
       const double ns = elapsed(newest().event, anchor.event), predicted_error = error_of(ns);
       jumped_by_ = ns * (1.0 + drift_) - static_cast<double>(static_cast<int64_t>(anchor.host - newest().host));
@@ -177,6 +183,7 @@ class DeviceClock {
   std::array<Anchor, 17> anchors_;
   size_t count_ = 0;
   bool pending_ = false;
+  int num_at_once_ = 0;
   uint64_t recorded_ = 0, next_ = 0;
   double drift_ = 0, drift_error_ = kDrift, jumped_by_ = 0;
 };

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.device_evidence import begin_words, with_device_health
+from dtprof.diagnosis.device_evidence import begin_words, with_connecting, with_device_health
 from dtprof.diagnosis.findings import Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import STOPPED
@@ -65,7 +65,7 @@ def find_backend_stalls(case: Case) -> Iterator[Finding]:
             ),
             advice=(ADVICE,),
         )
-        yield with_device_health(job, finding, members) if op.on_device else finding
+        yield with_device_health(job, with_connecting(finding, op), members) if op.on_device else finding
     yield from _find_stalled_messages(job)
 
 
@@ -78,7 +78,7 @@ def _find_stalled_messages(job: JobState) -> Iterator[Finding]:
                 continue
             source, target = (rank.rank, here.peer_rank) if here.op == "send" else (here.peer_rank, rank.rank)
             group = job.group(here.group)
-            yield Finding(
+            finding = Finding(
                 kind="backend-stall",
                 summary=f"The message from rank {source} to rank {target} ({group_words(group)}){at_line(here.site)} "
                 "does not end, though both sides issued it.",
@@ -93,6 +93,7 @@ def _find_stalled_messages(job: JobState) -> Iterator[Finding]:
                 evidence=("sizes agree, and neither rank waits for anything older",),
                 advice=(ADVICE,),
             )
+            yield with_connecting(finding, here)
 
 
 RULES: Declared = (Rule(kinds=("backend-stall",), stages=(Stage.STALL,), find=find_backend_stalls),)

@@ -4,7 +4,13 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.device_evidence import begin_words, is_held_by_compute, place_words, with_device_health
+from dtprof.diagnosis.device_evidence import (
+    begin_words,
+    is_held_by_compute,
+    place_words,
+    with_connecting,
+    with_device_health,
+)
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import OpenCollective
@@ -72,7 +78,7 @@ def _finding(job: JobState, collective: OpenCollective, ranks: list[int], words:
         ),
         advice=(ADVICE,),
     )
-    return with_device_health(job, finding, culprits)
+    return with_device_health(job, with_connecting(finding, op), culprits)
 
 
 def _messages_behind(job: JobState) -> Iterator[Finding]:

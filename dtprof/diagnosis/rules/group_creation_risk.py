@@ -1,4 +1,7 @@
-"""Ranks called new_group a different number of times, or for other members, and it did not block this time."""
+"""Ranks called new_group a different number of times, in another order, or for other members, and it did not block.
+
+gloo connects the members of a group when it is made, and may block there; NCCL when the group is first used.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -83,6 +86,39 @@ def find_other_members(case: Case) -> Iterator[Finding]:
         )
 
 
+def find_other_order(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks that make the same groups in different orders: by one name they mean two of them."""
+    job = case.job
+    made = {rank.rank: rank.group_members for rank in job.ranks.values()}
+    named = {key for rank in job.ranks.values() for key in rank.groups}
+    countable = job.is_complete and not job.missing and all(key.name.isdecimal() for key in named)
+    same_groups = len({tuple(sorted(members)) for members in made.values()}) == 1
+    if not countable or not same_groups or len(set(made.values())) < 2 or not all(map(all, made.values())):
+        return
+    usual, most = Counter(made.values()).most_common(1)[0]
+    culprits = tuple(sorted(rank for rank, members in made.items() if members != usual))
+    tie = 2 * most <= len(made)
+    number = next(i for i, pair in enumerate(zip(usual, made[culprits[0]], strict=True)) if pair[0] != pair[1])
+    sites = {rank: site for rank in made if (site := job.ranks[rank].group_sites[number]) is not None}
+    line = sites.get(culprits[0])
+    yield Finding(
+        kind="group-creation-mismatch",
+        severity="warning",
+        summary=f"{capitalised(culprits)} called new_group for the same groups in another order than the others"
+        f"{at_line(line)}; it did not hang this time: whoever uses one of them waits for members that mean another.",
+        culprit_ranks=culprits,
+        confidence=0.6 if tie else 0.85,
+        call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
+        culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
+        evidence=(
+            f"call number {number + 1} of new_group is for other members there; all {len(usual)} calls together are "
+            "for the same groups on every rank",
+            *(("the ranks split into equal halves: which half is wrong is a guess",) if tie else ()),
+        ),
+        advice=(ADVICE,),
+    )
+
+
 def _members(job: JobState, ranks: tuple[int, ...], name: str) -> set[int]:
     """Return the members of the group that these ranks have used by this name; all where none has used it."""
     known = (key for rank in ranks for key in job.ranks[rank].groups if key.name == name and not key.instance)
@@ -92,4 +128,5 @@ def _members(job: JobState, ranks: tuple[int, ...], name: str) -> set[int]:
 RULES: Declared = (
     Rule(kinds=("group-creation-mismatch",), stages=(Stage.RISK,), find=find_other_members),
     Rule(kinds=("group-creation-mismatch",), stages=(Stage.RISK,), find=find_creation_risk),
+    Rule(kinds=("group-creation-mismatch",), stages=(Stage.RISK,), find=find_other_order),
 )

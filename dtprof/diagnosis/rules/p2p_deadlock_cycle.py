@@ -58,4 +58,7 @@ def _are_all_new(job: JobState, inside: dict[int, Wait]) -> bool:
     return True
 
 
-RULES: Declared = (Rule(kinds=("p2p-deadlock-cycle",), stages=(Stage.WAIT,), find=find_message_cycle),)
+# NCCL raises where two ranks that first use a connection both send over it.
+RULES: Declared = (
+    Rule(kinds=("p2p-deadlock-cycle",), stages=(Stage.BROKEN_MESSAGE, Stage.WAIT), find=find_message_cycle),
+)

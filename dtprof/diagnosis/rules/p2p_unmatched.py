@@ -270,7 +270,7 @@ def find_untaken(case: Case) -> Iterator[Finding]:
         if not 0 < taken < count:  # first: to look through the operations of a rank takes long
             continue
         sent = [o for o in rank.operations if o.op == "send" and _is_on(o, end)]
-        if not sent or sent[0].on_device:
+        if not sent:
             continue
         usual = next((o for o in peer.operations if o.op == "recv" and _is_on(o, replace(end, peer=rank.rank))), None)
         found = message_finding(

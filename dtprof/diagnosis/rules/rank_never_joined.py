@@ -54,7 +54,7 @@ def _without_record(job: JobState, waiting: tuple[int, ...]) -> Finding:
             *([f"{list_ranks(unseen) if seen else 'they'} left no record at all"] if unseen else []),
         ),
         advice=(advice,),
-        in_first_step=bool(seen) and not unseen and all(is_working(rank) or _reads(rank) for rank in seen),
+        is_early=bool(seen) and not unseen and all(is_working(rank) or _reads(rank) for rank in seen),
     )
 
 

@@ -14,7 +14,7 @@ from dtprof.diagnosis.job_state import LongPhase, PipelinePass, RankState, Stack
 from dtprof.diagnosis.sources.blocked_share import find_blocked_share
 from dtprof.diagnosis.stop_detection import longest_gap_ns, newest_moments
 from dtprof.job.group_collectives import index_collectives
-from dtprof.job.groups import UNKNOWN_GROUP, GroupId, identify_groups
+from dtprof.job.groups import UNKNOWN_GROUP, GroupId, identify_groups, message_tags
 from dtprof.job.issued_operations import MESSAGE, ChannelEnd, LazyOperations, Operation
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.job.stalls import INTERVAL_NS, MAX_PAUSES
@@ -360,9 +360,13 @@ def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupId], t
     messages = np.flatnonzero(rows["kind"] == codes.POINT_TO_POINT)
     past_columns = np.array([*past.messages], np.int64).reshape(-1, 4)
     past_sends = ids_named(tables.ops, events.POINT_TO_POINT[:1])[past_columns[:, 1]]
+    # Whether those went between devices is not counted: in a group that ignores tags, all of them count as such.
+    ignoring = [number for number, group in tables.groups.items() if group.ignores_tags]
+    past_columns[np.isin(past_columns[:, 0], ignoring), 3] = 0
     past_keys = _channel_keys(past_columns[:, 0], past_columns[:, 2], past_sends, past_columns[:, 3])
     before: Counter[int] = Counter()
-    for i, ((group_id, op, peer, tag), number) in enumerate(past.messages.items()):
+    past_rows = zip(past_columns.tolist(), past.messages.values(), strict=True)
+    for i, ((group_id, op, peer, tag), number) in enumerate(past_rows):
         before[int(past_keys[i])] += number
         if op < len(tables.ops) and group_id in keys:
             sent = bool(past_sends[i])
@@ -372,7 +376,8 @@ def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupId], t
         return found
     own = select(rows, messages)
     sends = are_named(tables, own, events.POINT_TO_POINT[0])
-    key = _channel_keys(own["group"], own["peer"], sends, own["tag"])
+    tags = message_tags(own, tables.groups)
+    key = _channel_keys(own["group"], own["peer"], sends, tags)
     order = np.argsort(key, kind="stable")
     _, first, count = np.unique(key[order], return_index=True, return_counts=True)
     earlier = np.array([before[one] for one in key[order][first].tolist()], np.int64)
@@ -384,7 +389,7 @@ def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupId], t
         group = keys.get(int(own["group"][at]))
         if group is None:
             continue
-        channel = _channel(group, int(own["peer"][at]), int(own["tag"][at]), bool(sends[at]))
+        channel = _channel(group, int(own["peer"][at]), int(tags[at]), bool(sends[at]))
         found.channels[channel] = found.channels.get(channel, 0) + number
         if ends[i] < ends[i + 1]:
             known = found.newest.get(channel)  # only where the peer is not known: several stand for one channel then
@@ -455,6 +460,7 @@ class _Maker:
         self._rows = rows[first:].copy() if first else rows
         self._nth = nth[first:].copy() if first else nth
         self._names = rows.dtype.names or ()
+        self._ignoring_tags = {number for number, group in tables.groups.items() if group.ignores_tags}
 
     def operation(self, i: int) -> Operation:
         """Return the operation of one row."""
@@ -471,7 +477,7 @@ class _Maker:
             seq=row["seq"],
             p2p=p2p,
             peer=row["peer"],
-            tag=row["tag"],
+            tag=0 if flags & codes.DEVICE and row["group"] in self._ignoring_tags else row["tag"],
             numel=row["numel"],
             dtype=row["dtype"],
             reduce_op=row["reduce_op"],

@@ -144,7 +144,7 @@ def test_a_rank_that_works_in_its_first_step_is_marked(steps: int, state: str, p
     gradients(ranks[1], 1000 * steps + 50, done=False)
     stack = Stack(state=state, cpu_share=0.0, frames=(), reason="no frames")
     finding = found_by("rank_stuck", build_job(ranks, exit_status=None, stacks={0: stack}))[0]
-    assert (finding.kind, finding.in_first_step) == ("rank-stuck", early)
+    assert (finding.kind, finding.is_early) == ("rank-stuck", early)
 
 
 def test_a_chain_of_messages_that_one_late_rank_begins_is_no_cycle() -> None:
