@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def emit_empty_pairs() -> None:
-    """Print what two timing events read that have nothing between them: recorded durations are at least so much too long."""
+    """Print what two events read that have nothing between them: recorded durations are too long by at least that."""
     pairs = [[torch.Event("cuda", enable_timing=True) for _ in range(2)] for _ in range(EMPTY_PAIRS)]
     torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]  # the host gets ahead, as it is in training
     for begin, end in pairs:

@@ -13,13 +13,19 @@ from benchmarks.gpu.placement import rehearsed
 from dtprof.launch import interpreter
 
 GOAL = 0.002
+CORPUS = ("--corpus", "docs")  # small: what there is of Python to read takes long
 JOBS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
-    ("step of 181 M parameters, one rank", 1, 300, ("--preset", "gpu", "--batch-size", "16", "--share-devices")),
+    (
+        "step of 181 M parameters, one rank",
+        1,
+        100,  # of which 300 pairs did not end in 110 s
+        ("--preset", "gpu", "--batch-size", "16", "--share-devices", *CORPUS),
+    ),
     (
         "step of 5 M parameters, 2 ranks",
         2,
-        400,
-        ("--preset", "small", "--precision", "bf16", "--batch-size", "64", "--share-devices"),
+        60,
+        ("--preset", "small", "--precision", "bf16", "--batch-size", "64", "--share-devices", *CORPUS),
     ),
 )
 REHEARSAL = (("step, 2 ranks", 2, 8, ("--preset", "tiny")),)

@@ -103,7 +103,8 @@ class DeviceClock {
     device_ = device;
     stream_.emplace(impl->getNewStream(device, 0));
   }
-  bool known() const { return count_ > 0; }
+  // Until a good anchor has been tried for, times wait for it, unless these are the last.
+  bool known(bool last) const { return count_ > 0 && (last || num_at_once_ >= kMostAtOnce); }
   bool due(uint64_t at) const { return pending_ ? true : at >= next_; }
 
   enum class Anchored { kNotYet, kAgrees, kJumped };
@@ -321,7 +322,7 @@ class FollowedDevice {
           if (anchored == DeviceClock::Anchored::kJumped) revoke();
           else if (anchored == DeviceClock::Anchored::kAgrees) unconfirmed_.clear();
         }
-        if (clock_.known()) read_events();
+        if (clock_.known(last)) read_events();
         write_counts(last);
         if (last) return;
       }

@@ -94,7 +94,7 @@ def _messages_behind(job: JobState) -> Iterator[Finding]:
                 for o in peer.open_operations
             ):
                 continue
-            yield Finding(
+            finding = Finding(
                 kind="rank-stuck",
                 summary=f"Rank {rank.rank} does not complete its {here.op} #{here.seq}{at_line(here.site)} "
                 f"({group_words(job.group(here.group))}) on its own device; the other side, rank {peer.rank}, has.",
@@ -108,6 +108,7 @@ def _messages_behind(job: JobState) -> Iterator[Finding]:
                 evidence=(f"rank {peer.rank} issued as many messages with it, and its end of this one has completed",),
                 advice=(ADVICE,),
             )
+            yield with_connecting(finding, here)
 
 
 RULES: Declared = (Rule(kinds=("rank-stuck",), stages=(Stage.STALL,), find=find_device_stalls),)

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line
+from dtprof.diagnosis.findings import Finding, at_line, explain
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding
-from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.job.issued_operations import ChannelEnd, Operation
 from dtprof.job.wait_graph import partner_of
 from dtprof.records import codes
@@ -57,6 +57,18 @@ def find_odd_sizes(case: Case) -> Iterator[Finding]:
         for peer, (mine, theirs) in sorted(first.items(), key=lambda one: one[1]):
             ends = sender.operations[mine], job.ranks[peer].operations[theirs]
             yield replace(_size_finding(job, rank, *ends, passed=True), waiting_ranks=(), call_sites={})
+
+
+def explain_stall(case: Case, stall: Finding) -> Iterator[Finding]:
+    """Give the finding for a message between devices of two sizes before what its ranks do not complete.
+
+    Both ends of a small one complete under NCCL, and its proxies stay behind.
+    """
+    waiting = set(stall.waiting_ranks)
+    for odd in case.findings(find_odd_sizes):
+        if waiting.issuperset(odd.culprit_ranks) and "nccl" in ((odd.group and odd.group.backend) or ""):
+            yield replace(explain(odd, stall), waiting_ranks=tuple(sorted(waiting.difference(odd.culprit_ranks))))
+            return
 
 
 def _first_of_other_size(sent: Array, taken: Array) -> tuple[int, int] | None:
@@ -107,4 +119,5 @@ def _has_changed(job: JobState, rank: int, operation: Operation) -> bool:
 RULES: Declared = (
     Rule(kinds=("p2p-size-mismatch",), stages=(Stage.BROKEN_MESSAGE, Stage.WAIT), find=find_broken_messages),
     Rule(kinds=("p2p-size-mismatch",), stages=(Stage.RISK,), find=find_odd_sizes),
+    Refinement(kinds=("p2p-size-mismatch",), causes=("backend-stall",), stages=(Stage.STALL,), refine=explain_stall),
 )
