@@ -87,7 +87,9 @@ class RankBuilder:
         if not self.groups:
             self.group("0", range(self.world_size), "default_pg")
 
-    def group(self, name: str, ranks: Sequence[int], description: str = "", *, known: bool = True) -> int:
+    def group(
+        self, name: str, ranks: Sequence[int], description: str = "", *, known: bool = True, backend: str = "gloo"
+    ) -> int:
         """Declare a group and return its id; `known=False` leaves its members out."""
         number = len(self.groups)
         self.groups[number] = Group(
@@ -95,7 +97,7 @@ class RankBuilder:
             description=description,
             size=len(ranks),
             ranks=tuple(ranks) if known else (),
-            backend="gloo",
+            backend=backend,
             timeout_s=1800.0,
             axis=axis_of(description),
         )

@@ -26,6 +26,7 @@ RUNS = (
     "cut-short",
     "imported-kineto",
     "imported-flight-recorder",
+    "nccl-ddp",
 )
 """Stored runs, `runs/NAME.tar.xz` each; tests/golden/README.md says how each was recorded."""
 LIMITS = (
@@ -106,7 +107,7 @@ def _declare() -> Iterator[Transcript]:
     )
     yield from _of_several_nodes()
     yield from _of_imports()
-    for archive in ("runs/faults", "files/dumps", "files/logs"):
+    for archive in ("runs/faults", "runs/nccl-faults", "files/dumps", "files/logs"):
         yield from _of_many(archive)
 
 

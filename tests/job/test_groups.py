@@ -2,8 +2,10 @@
 
 import pickle
 
-from dtprof.job.groups import Channel, GroupId, identify_groups
+from dtprof.job.groups import Channel, GroupId, identify_groups, message_tags
+from dtprof.records.schema import FLAG
 from dtprof.records.tables import Group
+from tests.builders import RankBuilder
 
 
 def group(name: str, ranks: tuple[int, ...], size: int = 0) -> Group:
@@ -49,3 +51,12 @@ def test_two_ranks_take_part_in_a_message_and_all_members_in_a_collective() -> N
     assert (Channel(tp).is_p2p, Channel(tp).num_members) == (False, 4)
     message = Channel(tp, sender=2, receiver=0)
     assert (message.is_p2p, message.num_members, message.sending_rank) == (True, 2, 6)
+
+
+def test_messages_between_devices_of_nccl_have_no_tags() -> None:
+    rank = RankBuilder(0, 2)
+    for backend, flags in (("nccl", FLAG["device"]), ("nccl", 0), ("gloo", 0)):
+        group = rank.group(f"{backend}{flags}", (0, 1), backend=backend)
+        rank.op("send", 100, 200, group=group, peer=1, tag=7, flags=flags)
+    tables = rank.tables()
+    assert message_tags(tables.operations, tables.groups).tolist() == [0, 7, 7]

@@ -30,8 +30,7 @@ constexpr int kMostDevices = 64;
 // Before the drift of a clock is measured, its error grows by kDrift: on an H100 anchors 1 s apart left 70 to 115 us, where
 // an anchor alone is known to 10.
 constexpr uint64_t kAnchorEvery = 250'000'000, kAnchorAgain = 20'000'000, kAnchorAtOnce = 1'000'000, kPatience = 200'000;
-constexpr int kMostAtOnce = 16;  // anchors in quick succession until the first good one: where processes share a device, its
-                                 // turns come between
+constexpr int kMostInARow = 3, kMostAtOnce = 16;  // anchors in quick succession until the first good one
 constexpr double kGoodAnchor = 20e3;  // ns: after an anchor with a larger error the next one comes soon
 constexpr double kDrift = 100e-6;  // of a device's clock against the host's, before it is measured
 constexpr double kJump = 1e6;  // ns: what two anchors are apart beyond their errors is a jump from here on, below it drift
@@ -104,45 +103,19 @@ class DeviceClock {
     stream_.emplace(impl->getNewStream(device, 0));
   }
   // Until a good anchor has been tried for, times wait for it, unless these are the last.
-  bool known(bool last) const { return count_ > 0 && (last || num_at_once_ >= kMostAtOnce); }
+  bool known(bool last) const { return count_ > 0 && (last || settled()); }
+  bool settled() const { return num_at_once_ >= kMostAtOnce; }
   bool due(uint64_t at) const { return pending_ ? true : at >= next_; }
 
   enum class Anchored { kNotYet, kAgrees, kJumped };
 
-  // Take one anchor, or finish one whose event had not completed in time; say whether the one before agrees with it.
+  // Take an anchor, or finish one whose event had not completed in time; say whether the one before agrees with it. Where
+  // processes share a device, it is this one's turn when an anchor has completed: the next follows at once.
   Anchored anchor() {
-    const uint64_t from = now();
-    Anchor& anchor = anchors_[count_ % anchors_.size()];
-    if (!pending_) {
-      impl_->record(&anchor.event, *stream_, device_.index(), c10::EventFlag::BACKEND_DEFAULT);
-      recorded_ = from;
-      pending_ = true;
+    for (int i = 1;; i++) {
+      const Anchored found = take();
+      if (found != Anchored::kAgrees || is_good_ || i == kMostInARow) return found;
     }
-    while (!impl_->queryEvent(anchor.event))
-      if (now() - from > kPatience) return Anchored::kNotYet;
-    const uint64_t to = now();
-    pending_ = false;
-    anchor.host = (recorded_ + to) / 2;
-    anchor.error = static_cast<double>(to - recorded_) / 2;
-    const bool is_good = anchor.error <= kGoodAnchor;
-    next_ = to + (is_good ? kAnchorEvery : num_at_once_++ < kMostAtOnce ? kAnchorAtOnce : kAnchorAgain);
-    if (is_good) num_at_once_ = kMostAtOnce;
-    if (count_) {
-      const double ns = elapsed(newest().event, anchor.event), predicted_error = error_of(ns);
-      jumped_by_ = ns * (1.0 + drift_) - static_cast<double>(static_cast<int64_t>(anchor.host - newest().host));
-      if (std::abs(jumped_by_) > anchor.error + predicted_error + kJump) {
-        std::swap(anchors_[0], anchor);
-        count_ = 1;
-        drift_ = 0;
-        drift_error_ = kDrift;
-        return Anchored::kJumped;
-      }
-      // An anchor with a larger error than the prediction from the one before it is dropped.
-      if (anchor.error > predicted_error) return Anchored::kAgrees;
-    }
-    count_++;
-    measure_drift();
-    return Anchored::kAgrees;
   }
   double jumped_by() const { return jumped_by_; }
 
@@ -166,6 +139,41 @@ class DeviceClock {
   // CUDA tells elapsed times as float, in ms.
   double error_of(double ns) const { return newest().error + std::abs(ns) * (drift_error_ + 6e-8); }
 
+  Anchored take() {
+    const uint64_t from = now();
+    Anchor& anchor = anchors_[count_ % anchors_.size()];
+    if (!pending_) {
+      impl_->record(&anchor.event, *stream_, device_.index(), c10::EventFlag::BACKEND_DEFAULT);
+      recorded_ = from;
+      pending_ = true;
+    }
+    while (!impl_->queryEvent(anchor.event))
+      if (now() - from > kPatience) return Anchored::kNotYet;
+    const uint64_t to = now();
+    pending_ = false;
+    anchor.host = (recorded_ + to) / 2;
+    anchor.error = static_cast<double>(to - recorded_) / 2;
+    is_good_ = anchor.error <= kGoodAnchor;
+    next_ = to + (is_good_ ? kAnchorEvery : num_at_once_++ < kMostAtOnce ? kAnchorAtOnce : kAnchorAgain);
+    if (is_good_) num_at_once_ = kMostAtOnce;
+    if (count_) {
+      const double ns = elapsed(newest().event, anchor.event), predicted_error = error_of(ns);
+      jumped_by_ = ns * (1.0 + drift_) - static_cast<double>(static_cast<int64_t>(anchor.host - newest().host));
+      if (std::abs(jumped_by_) > anchor.error + predicted_error + kJump) {
+        std::swap(anchors_[0], anchor);
+        count_ = 1;
+        drift_ = 0;
+        drift_error_ = kDrift;
+        return Anchored::kJumped;
+      }
+      // An anchor with a larger error than the prediction from the one before it is dropped.
+      if (anchor.error > predicted_error) return Anchored::kAgrees;
+    }
+    count_++;
+    measure_drift();
+    return Anchored::kAgrees;
+  }
+
   void measure_drift() {
     if (count_ < 2) return;
     const size_t kept = std::min(count_, anchors_.size() - 1);  // the oldest place is the next to be written
@@ -183,7 +191,7 @@ class DeviceClock {
   std::optional<c10::Stream> stream_;
   std::array<Anchor, 17> anchors_;
   size_t count_ = 0;
-  bool pending_ = false;
+  bool pending_ = false, is_good_ = false;
   int num_at_once_ = 0;
   uint64_t recorded_ = 0, next_ = 0;
   double drift_ = 0, drift_error_ = kDrift, jumped_by_ = 0;
@@ -369,10 +377,12 @@ class FollowedDevice {
     if (++num_jumps_ > kMostJumps) throw std::runtime_error("the clock of " + device_.str() + " jumps again and again");
   }
 
-  // Fetch the started intervals; return whether this is the last time.
+  // Fetch the started intervals; return whether this is the last time. Events keep their times until they are read; whether
+  // a Work has completed is known as closely as it is asked. A wake-up costs some 20 us: each ms, 2 % of a core.
   bool wait_a_while() {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto pause = open_.empty() && incoming_.empty() ? std::chrono::milliseconds(10) : std::chrono::milliseconds(1);
+    const bool hurries = (asks_works_ || !clock_.settled()) && !(open_.empty() && incoming_.empty());
+    const auto pause = hurries ? std::chrono::milliseconds(1) : std::chrono::milliseconds(10);
     wake_.wait_for(lock, pause, [this] { return stopping_; });
     open_.insert(open_.end(), incoming_.begin(), incoming_.end());
     incoming_.clear();
@@ -425,6 +435,7 @@ class FollowedDevice {
     if (ended) {
       uint64_t end_ns = 0;
       if (interval.work) {
+        asks_works_ = true;
         const int64_t place = interval.group << 1 | (interval.flags & DEVICE_FLAG_P2P);
         if (!groups.holds(place)) {
           if (interval.work->isCompleted()) {
@@ -567,6 +578,7 @@ class FollowedDevice {
   std::condition_variable wake_;
   // The reader's.
   DeviceClock clock_;
+  bool asks_works_ = false;  // the ends of some intervals are known from Works alone
   std::vector<DeviceInterval*> open_;
   std::vector<std::pair<Event, Event>> unconfirmed_;  // records, and their operations, with times since the last anchor
   int num_jumps_ = 0;

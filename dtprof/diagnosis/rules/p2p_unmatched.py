@@ -282,7 +282,7 @@ def find_untaken(case: Case) -> Iterator[Finding]:
             operations={rank.rank: sent[-1]} | ({peer.rank: usual} if usual is not None else {}),
             culprits=(peer.rank,),
             confidence=0.7,
-            facts=(f"{count - taken:,} of the messages were kept by the back end until the end",),
+            facts=(f"the back end kept {plural(count - taken, 'message')} until the end",),
             advice=f"Make as many receives on rank {peer.rank} as rank {rank.rank} makes sends.",
         )
         yield replace(found, severity="warning")

@@ -3,6 +3,8 @@
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.records.schema import FLAG
+from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, gradients, judge, ranks_in_step
 
 
@@ -44,3 +46,19 @@ def test_all_members_in_and_none_done_is_a_stall_of_the_back_end() -> None:
         gradients(rank, 2000, done=False)
     finding = found_by("backend_stall", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("backend-stall", (), (0, 1, 2))
+
+
+@pytest.mark.parametrize(("before", "early"), [(0, True), (1, False)])
+def test_the_first_operation_of_a_group_on_devices_is_early_because_it_connects_the_group(
+    before: int, early: bool
+) -> None:
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    flags = FLAG["completion"] | FLAG["device"]
+    for rank in ranks:
+        site = rank.site("all_reduce", line=30)
+        for i in range(before):
+            rank.op("all_reduce", 100 + i, 200 + i, returned=101 + i, site=site, nbytes=64, flags=flags)
+        rank.op("all_reduce", 1000, None, returned=1001, is_async=True, site=site, nbytes=64, flags=flags)
+    (finding,) = found_by("backend_stall", build_job(ranks, exit_status=None))
+    assert finding.is_early is early
+    assert any("connects" in fact for fact in finding.evidence) is early

@@ -68,3 +68,23 @@ def test_a_group_of_other_members_on_one_rank_is_a_risk_where_all_make_every_gro
     assert [(f.kind, f.culprit_ranks) for f in findings] == (
         [("group-creation-mismatch", culprits)] if culprits else []
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "culprits"),
+    [
+        (("01 012", "012 01", "01 012"), (1,)),
+        (("01 012", "01 012", "01 012"), None),
+        (("01 012", "01 23", "01 012"), None),  # other groups: not another order
+    ],
+)
+def test_groups_made_in_another_order_are_a_risk_where_they_connect_only_when_used(
+    asked: Sequence[str], culprits: tuple[int, ...] | None
+) -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank, groups in zip(ranks, asked, strict=True):
+        for i, members in enumerate(groups.split()):
+            line = rank.site(line=70 + MEMBERS[members])  # each group has a line of its own
+            rank.span(events.NEW_GROUP, 1100 + i, 1101 + i, site=line, microbatch=MEMBERS[members])
+    findings = judge(ranks, exit_status=0, stalled=False).findings
+    assert [finding.culprit_ranks for finding in findings] == ([culprits] if culprits else [])
