@@ -6,7 +6,7 @@ from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rank_failures import has_crashed
 from dtprof.job.issued_operations import Operation
-from dtprof.job.stalls import SLOW_AFTER_NS
+from dtprof.job.stalls import SLOW_AFTER_NS, hang_after_of
 from dtprof.job.wait_graph import Wait
 from dtprof.records.tables import UNKNOWN_NS
 
@@ -53,12 +53,18 @@ def find_unexplained_waits(job: JobState) -> dict[int, Operation]:
     return {
         rank: own[0].operation
         for rank, own in (waits.items() if job.stalled else ())
-        if _waits_long(job.ranks[rank], own[0].operation)
+        if _waits_long(job, job.ranks[rank], own[0].operation)
     }
 
 
-def _waits_long(rank: RankState, operation: Operation) -> bool:
-    """Say whether a wait is more than one that the end of the job interrupted."""
+def _waits_long(job: JobState, rank: RankState, operation: Operation) -> bool:
+    """Say whether a wait is more than one that the end of the job interrupted.
+
+    Where dtprof stopped the job for its hang, nothing had happened for the threshold, which may be short.
+    """
+    stopped_ns, quiet_ns = job.stopped_on_hang_ns, hang_after_of(job.manifest.settings) * 1e9
+    if stopped_ns is not None and 0 < quiet_ns / 2 < stopped_ns - operation.issued_ns:
+        return True
     ends = [error.t_ns for error in rank.exceptions[-1:]] + ([rank.exit.t_ns] if rank.exit is not None else [])
     ends = [t_ns for t_ns in ends if t_ns != UNKNOWN_NS]
     return not ends or min(ends) - operation.issued_ns >= SLOW_AFTER_NS

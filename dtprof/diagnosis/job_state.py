@@ -15,7 +15,7 @@ from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.stack_groups import BUSY, PythonState, RankStack
 from dtprof.formatting import format_fraction
 from dtprof.job.groups import GroupId
-from dtprof.job.issued_operations import RankOperations
+from dtprof.job.issued_operations import Operation, RankOperations
 from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.job.wait_graph import Wait, find_waits
 from dtprof.records.oom_victims import OomVictim
@@ -65,6 +65,8 @@ BACK_ENDS = ("gloo", "nccl", "torch/distributed", "c10d", "processgroup", "store
 CHAINED = ("direct cause of the following exception", "During handling of the above exception")
 
 
+_TORCH = re.compile(r"(^|/)(lib)?(torch|c10|gloo)")
+"""Of the path of a file, or of a library: torch, which waits for operations."""
 DEVICE_CALL = re.compile(r"(cuda|cu|hip|nccl|rccl|acl|aclrt|ze)[A-Z]\w*$|\w*(Stream|Device|Event|Ctx)Synchronize\w*$")
 """Functions in which the host calls a device: of drivers, runtimes and NCCL."""
 MOVED_BYTES = 1 << 16
@@ -87,6 +89,7 @@ class Stack:
     page_faults: int | None = None
     python_state: PythonState | None = None
     t_ns: int | None = None  # when it was taken
+    in_library: bool = False  # the main thread is in a library that is not torch, as of threads, queues or processes
 
     @property
     def progress(self) -> tuple[str, ...]:
@@ -169,6 +172,14 @@ class RankState(RankOperations):
     long_phases: tuple[LongPhase, ...] = ()
     steps_ended: int | None = None  # optimizer steps that have ended, unless none was recorded
     blocked_share: float | None = None  # of its steps that operations took, at most; None: not known
+
+    @cached_property
+    def blocking(self) -> tuple[Operation, ...]:
+        """Operations that block its program: none where it began to wait for none, and its stack is in other code."""
+        is_elsewhere = self.stack is not None and self.stack.in_library
+        if is_elsewhere and not any(o.blocks or o.on_device for o in self.open_operations):
+            return ()
+        return super().blocking
 
     @property
     def own_exception(self) -> ExceptionRecord | None:
@@ -322,6 +333,11 @@ class SourcePlace:
     branches: tuple[tuple[int, int], ...] = ()  # the same of the branches it is in, which a rank may leave out
     block: tuple[int, int] | None = None  # of a `with`: first and last line of what it is around
     yields: int = 0  # line of the first `yield` of its function; 0: none
+    conditions: tuple[int, ...] = ()  # lines of the `if` and `match` it depends on in its function, innermost first
+    counted: tuple[int, ...] = ()  # those of the conditions that hang on counters of loops and on constants alone
+    fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
+    ways_past: tuple[tuple[int, str], ...] = ()  # `continue`, `break`, `return` that lead past it, and their lines
+    handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,6 +456,7 @@ def main_stack(seen: RankStack) -> Stack:
     """Return the stack of the main thread: its frames in the user's files, all where there are none."""
     frames = seen.main.frames if seen.main is not None else ()
     own = tuple(frame for frame in frames if is_user_file(frame.file))
+    inner = frames[: frames.index(own[0])] if own else ()
     calls = (frame.function for frame in frames if frame.line == 0 and DEVICE_CALL.match(frame.function))
     return Stack(
         state=seen.state,
@@ -451,6 +468,7 @@ def main_stack(seen: RankStack) -> Stack:
         io_bytes=seen.io_bytes,
         page_faults=seen.page_faults,
         python_state=seen.python_state,
+        in_library=bool(inner) and not any(_TORCH.search(frame.file) for frame in inner),
     )
 
 

@@ -6,6 +6,7 @@ another, the ranks that kept to their patterns are where they would be if nothin
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 from dtprof.job.issued_operations import Operation
 
@@ -13,6 +14,8 @@ MIN_ALIKE = 2
 """Operations before a place that must be as they were in an earlier round to call it the same place."""
 MAX_ALIKE = 64
 """Operations compared before a place."""
+MAX_AGAIN = 16
+"""Operations in a row that a rank may make again to be recognised, and that it may have issued since."""
 NEWEST = 256
 """Operations looked at: of a thousand ranks, objects for all would take seconds to make."""
 
@@ -34,6 +37,71 @@ def keeps_pattern(operations: Sequence[Operation], at: int) -> bool | None:
     first = max(0, at + 1 - NEWEST)
     usual = _usual_at(operations[first : at + 1], at - first)
     return None if usual is None else _label(usual) == _label(operations[at])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """Operations that a rank made again, in one step, where it went on with others in its earlier rounds."""
+
+    first: Operation  # of those made again
+    usual: Operation  # of the newest earlier round, at this place
+    count: int  # of the operations that are made again
+
+
+def find_repetition(operations: Sequence[Operation]) -> Repetition | None:
+    """Return the newest operations that a rank made once more in a step: a retry, or a forward pass too many.
+
+    What comes after them is what came in their place before. One more turn of a loop over one line is none: loops take
+    the turns that there is data for. Nor is what comes a step later: then the rank left out what is between, which
+    only programs that make steps can tell.
+    """
+    newest = operations[-NEWEST:]
+    for at in range(len(newest) - 1, max(len(newest) - 1 - MAX_AGAIN, MIN_ALIKE), -1):
+        if newest[at].step != newest[-1].step:
+            break
+        for count in range(1, min(MAX_AGAIN, at) + 1):
+            if not _are_made_again(newest, at, count):
+                continue
+            usual = _usual_at(newest[: at + 1], at)
+            if usual is None or _label(usual) == _label(newest[at]) or not _is_of_earlier_step(newest, usual, at):
+                continue
+            if usual.group != newest[at].group and _comes_next(newest, usual, newest[at], at):
+                continue  # two groups entered in the other order leave the same records
+            if at + count >= len(newest) or _label(newest[at + count]) == _label(usual):
+                return Repetition(first=newest[at], usual=usual, count=count)
+    return None
+
+
+def _are_made_again(operations: Sequence[Operation], at: int, count: int) -> bool:
+    """Say whether the operations from a place on are those before it, as far as they go, in the same step."""
+    first, again = operations[at - count], operations[at]
+    if first.step is None or first.step != again.step or _label(first) != _label(again):
+        return False
+    kinds = {(_label(operation), operation.numel) for operation in operations[at - count : at + 1]}
+    if len(kinds) < 2 and _is_in_a_row(operations, at):
+        return False
+    return all(
+        (_label(a), a.numel) == (_label(b), b.numel)
+        for a, b in zip(operations[at - count : at], operations[at : at + count], strict=False)
+    )
+
+
+def _is_of_earlier_step(operations: Sequence[Operation], usual: Operation, at: int) -> bool:
+    """Say whether what preceded an operation in its round is of an earlier step than what precedes a place."""
+    place = next(i for i in range(at) if operations[i] is usual)
+    before, now = operations[place - 1].step, operations[at - 1].step
+    return before is not None and now is not None and before < now
+
+
+def _comes_next(operations: Sequence[Operation], usual: Operation, again: Operation, at: int) -> bool:
+    """Say whether an operation came right after another in the round before."""
+    place = next(i for i in range(at) if operations[i] is usual)
+    return _label(operations[place + 1]) == _label(again)
+
+
+def _is_in_a_row(operations: Sequence[Operation], at: int) -> bool:
+    """Say whether the same call was made twice in a row before this place as well, as a loop makes it."""
+    return at >= 2 and len({_label(operation) for operation in operations[at - 2 : at + 1]}) == 1
 
 
 def newest_departure(operations: Sequence[Operation], expected: Hashable) -> int | None:

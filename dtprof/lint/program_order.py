@@ -1,8 +1,10 @@
 """What a program calls after a line, before its function ends or the loop around the line begins its next round."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from dtprof.lint.sources import SCOPES, last_name, read_tree
@@ -22,6 +24,13 @@ class ProgramPlace:
     branches: tuple[tuple[int, int], ...] = ()  # first and last line of the branches it is in, which may be left out
     block: tuple[int, int] | None = None  # of a `with`: first and last line of what it is around
     yields: int = 0  # line of the first `yield` of its function; 0: none
+    conditions: tuple[
+        int, ...
+    ] = ()  # lines of the `if`, `elif`, `match` it depends on in its function, innermost first
+    counted: tuple[int, ...] = ()  # those of the conditions that hang on counters of loops and on constants alone
+    fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
+    ways_past: tuple[tuple[int, str], ...] = ()  # `continue`, `break`, `return` that lead past it, and their lines
+    handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
 
 def read_places(path: Path) -> dict[int, ProgramPlace]:
@@ -32,21 +41,86 @@ def read_places(path: Path) -> dict[int, ProgramPlace]:
     """
     places: dict[int, ProgramPlace] = {}
     tree, _ = read_tree(path)
-    _take(tree.body, ProgramPlace(in_loop=False, following=frozenset()), places)
+    _take(tree.body, ProgramPlace(in_loop=False, following=frozenset()), places, _find_counters(tree))
     return places
 
 
-def _take(statements: list[ast.stmt], after: ProgramPlace, places: dict[int, ProgramPlace]) -> None:
+def _find_counters(scope: ast.AST, around: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return the names that a function gives constants, numbers of a `range` and steps of a constant only.
+
+    Parameters:
+        around: the same of what is around it, from where it reads the names that it gives nothing.
+    """
+    good: Counter[str] = Counter()
+    names: Counter[str] = Counter()
+    given = {node.arg for node in ast.walk(getattr(scope, "args", ast.Pass())) if isinstance(node, ast.arg)}
+    for node in _own_nodes(scope):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names[node.id] += 1
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            good.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
+            good.update([node.target.id] if isinstance(node.target, ast.Name) else [])
+        elif isinstance(node, ast.For | ast.AsyncFor) and isinstance(node.iter, ast.Call):
+            name = last_name(node.iter.func) if isinstance(node.iter.func, ast.Attribute | ast.Name) else ""
+            is_pair = name == "enumerate" and isinstance(node.target, ast.Tuple)
+            target = node.target.elts[0] if is_pair and isinstance(node.target, ast.Tuple) else node.target
+            if name in ("range", "enumerate", "count") and isinstance(target, ast.Name):
+                good[target.id] += 1
+    own = (name for name, count in good.items() if names[name] == count and name not in given)
+    return (around - given - names.keys()).union(own)
+
+
+def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """Give the nodes of a function, or of a module, without those of the functions and classes in it."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, SCOPES):
+            yield from _own_nodes(node)
+
+
+def _is_fixed(loop: ast.stmt, counters: frozenset[str]) -> bool:
+    """Say whether a loop is one over a `range` of constants."""
+    call = loop.iter if isinstance(loop, ast.For) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "range":
+        return False
+    return all(isinstance(one, ast.Constant) or _hangs_on(one, counters) for one in call.args)
+
+
+def _hangs_on(test: ast.expr, counters: frozenset[str]) -> bool:
+    """Say whether an expression uses counters, and neither other names nor calls."""
+    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    return (
+        bool(names) and names <= counters and not any(isinstance(n, ast.Call | ast.Attribute) for n in ast.walk(test))
+    )
+
+
+def _take(
+    statements: list[ast.stmt], after: ProgramPlace, places: dict[int, ProgramPlace], counters: frozenset[str]
+) -> None:
     """Add the places of statements that follow one another, given what follows the last of them."""
     following = after.following
-    for statement in reversed(statements):
-        place = replace(after, following=following)
+    ways = [tuple(_find_ways(statement)) for statement in statements]
+    for at, statement in reversed([*enumerate(statements)]):
+        place = replace(
+            after, following=following, ways_past=tuple(dict.fromkeys((*after.ways_past, *chain(*ways[:at]))))
+        )
+        own = _find_counters(statement, counters) if isinstance(statement, SCOPES) else counters
         if isinstance(statement, SCOPES):
             lines = (node.lineno for node in ast.walk(statement) if isinstance(node, ast.Yield | ast.YieldFrom))
             inside = ProgramPlace(in_loop=False, following=frozenset(), yields=min(lines, default=0))
         elif isinstance(statement, _LOOPS):
             loop = statement.lineno, statement.body[-1].end_lineno or statement.body[-1].lineno
-            inside = replace(after, in_loop=True, following=frozenset(), loops=(loop, *after.loops))
+            # The call of a later round is led past by what comes after it in the loop, too.
+            later = (way for inner in statement.body for way in _find_ways(inner) if way[1] != "continue")
+            inside = replace(
+                place,
+                in_loop=True,
+                following=frozenset(),
+                loops=(loop, *after.loops),
+                ways_past=tuple(dict.fromkeys((*place.ways_past, *later))),
+                fixed_loops=(*after.fixed_loops, *([loop[0]] if _is_fixed(statement, counters) else [])),
+            )
         else:
             inside = place
         if isinstance(statement, ast.With | ast.AsyncWith):
@@ -56,12 +130,20 @@ def _take(statements: list[ast.stmt], after: ProgramPlace, places: dict[int, Pro
         for body, may_be_left_out in _bodies(statement):
             branch = body[0].lineno, body[-1].end_lineno or body[-1].lineno
             within = replace(inside, branches=(branch, *inside.branches)) if may_be_left_out else inside
+            if isinstance(statement, ast.If | ast.Match):
+                within = replace(within, conditions=(statement.lineno, *within.conditions))
+                if isinstance(statement, ast.If) and _hangs_on(statement.test, counters):
+                    within = replace(within, counted=(statement.lineno, *within.counted))
+            elif isinstance(statement, ast.Try) and body is statement.finalbody:
+                within = replace(within, handler=(body[0].lineno, True))
+            elif isinstance(statement, ast.Try) and body is not statement.body and body is not statement.orelse:
+                within = replace(within, handler=(_line_of_handler(statement, body), False))
             if isinstance(body[-1], _LEAVING):
                 within = replace(within, following=frozenset())
             if isinstance(statement, ast.Try) and body is not statement.finalbody:
                 ends = (*(statement.orelse if body is statement.body else ()), *statement.finalbody)
                 within = replace(within, following=within.following.union(*(_calls(end) for end in ends)))
-            _take(body, within, places)
+            _take(body, within, places, own)
         if not isinstance(statement, SCOPES):
             following |= frozenset(_calls(statement))
 
@@ -73,6 +155,24 @@ def _bodies(statement: ast.stmt) -> Iterator[tuple[list[ast.stmt], bool]]:
             yield body, isinstance(statement, ast.If)
     for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
         yield part.body, True
+
+
+def _line_of_handler(statement: ast.Try, body: list[ast.stmt]) -> int:
+    return next(handler.lineno for handler in statement.handlers if handler.body is body)
+
+
+def _find_ways(statement: ast.stmt, *, in_loop: bool = False, in_branch: bool = False) -> Iterator[tuple[int, str]]:
+    """Give where, in the branches of a statement, the round of the loop around it, or the function, is left."""
+    if isinstance(statement, SCOPES):
+        return
+    loop = in_loop or isinstance(statement, _LOOPS)
+    for body, may_be_left_out in _bodies(statement):
+        for inner in body:
+            leaves = isinstance(inner, ast.Return) or (isinstance(inner, ast.Continue | ast.Break) and not loop)
+            if leaves and (in_branch or may_be_left_out):
+                yield inner.lineno, type(inner).__name__.lower()
+            else:
+                yield from _find_ways(inner, in_loop=loop, in_branch=in_branch or may_be_left_out)
 
 
 def _calls(statement: ast.stmt) -> Iterator[tuple[str, int]]:

@@ -209,6 +209,11 @@ def _read_places(file: Path) -> dict[int, facts.SourcePlace]:
             branches=place.branches,
             block=place.block,
             yields=place.yields,
+            conditions=place.conditions,
+            counted=place.counted,
+            fixed_loops=place.fixed_loops,
+            ways_past=place.ways_past,
+            handler=place.handler,
         )
         for line, place in read_places(file).items()
     }

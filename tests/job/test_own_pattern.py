@@ -4,7 +4,7 @@ import pytest
 
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import keeps_pattern, usual_operation
+from dtprof.job.own_pattern import find_repetition, keeps_pattern, usual_operation
 
 WORLD = GroupId.of("0", (0, 1))
 
@@ -47,3 +47,32 @@ def test_an_operation_is_unusual_where_another_always_followed_the_same_operatio
 )
 def test_whether_a_rank_keeps_its_pattern_is_not_known_where_it_has_none(program: str, keeps: bool | None) -> None:
     assert keeps_pattern(rounds(program), len(program) - 1) is keeps
+
+
+def stepping(*steps: str) -> list[Operation]:
+    """Return a collective for each letter, a text for each step."""
+    return [
+        Operation(group=WORLD, op=letter, seq=0, p2p=False, done=True, issued_ns=0, observed=True, step=step)
+        for step, text in enumerate(steps)
+        for letter in text
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        (("abc", "abc", "abb"), ("b", "c", 1)),
+        (("abc", "abc", "abbc"), ("b", "c", 1)),  # and went on
+        (("abc", "abc", "abab"), ("a", "c", 2)),
+        (("abc", "abc", "ab", "b"), None),  # a step later: what is between was left out
+        (("abcabcabb",), None),  # without steps nothing tells
+        (("aab", "aab", "aaa"), None),  # a loop that took one more turn
+        (("abc", "abbc", "abb"), None),  # as in the round before
+        (("abc", "abc", "abd"), None),  # not made before in this step
+    ],
+)
+def test_calls_made_again_in_a_step_are_a_repetition_where_earlier_rounds_went_on(
+    steps: tuple[str, ...], found: tuple[str, str, int] | None
+) -> None:
+    again = find_repetition(stepping(*steps))
+    assert (again and (again.first.op, again.usual.op, again.count)) == found

@@ -75,3 +75,53 @@ def test_a_with_has_its_block_and_a_generator_its_first_yield(tmp_path: Path) ->
     places = read_places(file)
     assert (places[6].block, places[7].block) == ((7, 8), None)
     assert (places[4].yields, places[7].yields) == (3, 0)
+
+
+LEAVES = """\
+def train(last):
+    every = 3
+    for step in range(9):
+        if bad(step):
+            continue
+        if step % every == 2:
+            save()
+        if last:
+            return
+        if step == last:
+            report()
+        for batch in data:
+            if batch:
+                break
+            step_of(batch)
+    try:
+        finish()
+    except OSError:
+        retry()
+    finally:
+        close()
+"""
+
+
+def test_a_place_has_the_ways_past_it_and_the_conditions_that_it_depends_on(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(LEAVES)
+    places = read_places(file)
+    assert set(places[7].ways_past) == {(5, "continue"), (9, "return")}  # the call of a later round
+    assert set(places[15].ways_past) == {(5, "continue"), (9, "return"), (14, "break")}
+    assert (places[7].conditions, places[7].counted) == ((6,), (6,))
+    assert (places[11].conditions, places[11].counted) == ((10,), ())  # `last` may differ between ranks
+    assert places[14].conditions == (13,)
+
+
+def test_a_loop_over_a_range_of_constants_has_fixed_rounds(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(LEAVES)
+    places = read_places(file)
+    assert (places[7].fixed_loops, places[15].fixed_loops) == ((3,), (3,))
+
+
+def test_a_place_in_a_handler_or_a_finally_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(LEAVES)
+    places = read_places(file)
+    assert (places[17].handler, places[19].handler, places[21].handler) == (None, (18, False), (21, True))

@@ -24,6 +24,7 @@ ORDER = (
     "host_silent",
     "pipeline_schedule_mismatch",
     "group_creation_mismatch",
+    "repeated_call",
     "rank_skipped_collective",
     "thread_order",
     "step_mismatch",

@@ -14,6 +14,7 @@ from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import Handler, JobState
+from dtprof.diagnosis.parting_calls import find_handler
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
 from dtprof.job.agreement import disagreement_at
@@ -55,14 +56,32 @@ def find_beside_crash(case: Case) -> Iterator[Finding]:
 
 def explain_by_handlers(job: JobState, finding: Finding) -> Finding:
     """Return a finding with the handlers in which its culprits made their calls, as evidence."""
-    if job.find_handlers is None or finding.kind in ("collective-in-except", "rank-crashed", "rank-killed"):
+    if finding.kind in ("collective-in-except", "rank-crashed", "rank-killed"):
         return finding
     facts = dict.fromkeys(
         f"rank {rank} made this call in {_block_words(handler)}: it had raised, and the others had not"
         for rank, site in sorted(finding.culprit_call_sites.items())
         if (handler := _handler(job, site)) is not None and site not in finding.call_sites.values()
     )
+    if not facts and finding.kind == "rank-skipped-collective":
+        facts = dict.fromkeys(_words_on_callers(job, finding))
     return replace(finding, evidence=(*finding.evidence, *facts)) if facts else finding
+
+
+def _words_on_callers(job: JobState, finding: Finding) -> Iterator[str]:
+    """Give the handlers whose callers a rank waits in, while those that it left were not in one."""
+    others = {
+        handler for r in finding.waiting_ranks[:1] if r in job.ranks and (handler := find_handler(job, job.ranks[r]))
+    }
+    for rank in finding.culprit_ranks:
+        handler = find_handler(job, job.ranks[rank]) if rank in job.ranks else None
+        if handler is not None and handler not in others:
+            site, is_finally = handler
+            block = "a `finally` block" if is_finally else "an exception handler"
+            yield (
+                f"rank {rank} came to this call through {block}{at_line(site)}: it holds an exception, or left its "
+                "block early, and the others have not"
+            )
 
 
 def _block_words(handler: Handler) -> str:

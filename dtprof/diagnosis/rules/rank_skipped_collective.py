@@ -1,7 +1,7 @@
 """A rank went on without a collective that its peers wait in."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,10 +11,11 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState, SourcePlace
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
+from dtprof.diagnosis.parting_calls import COUNTED, align_frames, find_handler, find_ways_past, frames_of
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT, find_apart
 from dtprof.formatting import plural
-from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum, line_of
+from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import MAX_ALIKE, keeps_pattern, usual_operation
 from dtprof.records import codes
@@ -25,6 +26,8 @@ MAX_CALLERS = 4
 """Frames of a stack, from the caller of the innermost on, whose source is looked at."""
 MAX_ROUND = 512
 """Operations in which an earlier call at the same line is looked for."""
+MAX_WAYS = 2
+"""Branches that may have led a rank past a call: of more, none is worth naming."""
 MAX_ASKED = 8
 """Ranks that wait in one collective whose own pattern is looked at: they are at the same place."""
 
@@ -65,6 +68,7 @@ def find_skip(case: Case) -> Iterator[Finding]:
                 found = replace(
                     found, confidence=0.7 if len(others) > 1 else 0.6, evidence=(*found.evidence, OR_SWAPPED)
                 )
+            found = _at_another_step(job, found, earliest) or found
             if all(skips[rank].fits_steps for rank in culprits):
                 yield found
                 return
@@ -77,8 +81,8 @@ def find_skip(case: Case) -> Iterator[Finding]:
 def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, rank: RankState) -> bool:
     """Say whether a rank that waits in the call after the skipped one may have made the two in the other order.
 
-    It issued nothing after what precedes both but the call that it waits in. Where the source can be read, and has the
-    two at different lines, the program reaches these in one order alone: another order has lines of its own.
+    It issued nothing after what precedes both but the call that it waits in. Where the source can be read, and comes
+    from the one line to the other, the program reaches these in one order alone: another order has lines of its own.
     """
     now = rank.first_blocking
     newest = rank.operations[-2:]
@@ -87,8 +91,15 @@ def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, r
         return False
     if newest[0].label != reference.operations[at - 1].label:
         return False
-    are_known = all(job.place_in_source(site) is not None for site in (skipped.site, now.site))
-    return not are_known or line_of(skipped.site) == line_of(now.site)
+    here, there = (job.place_in_source(site) for site in (skipped.site, now.site))
+    if here is None or there is None or skipped.site is None or now.site is None:
+        return True
+    if (skipped.site.file, skipped.site.function) != (now.site.file, now.site.function):
+        return False
+    # Of a function that is called for each, as a hook is, one call makes the one or the other.
+    comes_to_now = any(line == now.site.line for _, line in here.following)
+    comes_to_skipped = any(line == skipped.site.line for _, line in there.following)
+    return not comes_to_now and not comes_to_skipped
 
 
 def find_left_loop(case: Case) -> Iterator[Finding]:
@@ -338,7 +349,7 @@ def _are_around_a_loop(job: JobState, inside: tuple[RankState, Operation], past:
     to the call of the other, which no branch leaves out.
     Else it may have, and be in the next round of a loop around both: then the other must have run out of batches first.
     """
-    a, b, common = _align_frames(inside, past)
+    a, b, common = align_frames(inside, past)
     if common is None:
         return False
     x, y = a[common].line, b[common].line
@@ -360,7 +371,7 @@ def _has_passed(job: JobState, before: tuple[RankState, Operation], past: tuple[
 
     Then the other has left out the first call, if only because it raised.
     """
-    a, b, common = _align_frames(before, past)
+    a, b, common = align_frames(before, past)
     if common is None:
         return False
     here, there = job.place_in_source(a[common]), [*map(job.place_in_source, b[common:])]
@@ -391,7 +402,7 @@ def _is_left_out_of_the_round(
 
     As from a branch that ends in `continue`, before the calls of the rest of the round.
     """
-    a, b, common = _align_frames(usual, instead)
+    a, b, common = align_frames(usual, instead)
     if (
         common is None
         or after.site is None
@@ -413,7 +424,7 @@ def _came_round(
     job: JobState, left_out: tuple[RankState, Operation], again: tuple[RankState, Operation], *, after: Operation
 ) -> bool:
     """Say whether a rank came to a call once more, round the loop of the source that holds the call of the other."""
-    a, b, common = _align_frames(left_out, again)
+    a, b, common = align_frames(left_out, again)
     if common is None or not _alike(again[1], after):
         return False
     here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
@@ -424,31 +435,9 @@ def _came_round(
 def _is_in_a_loop_of_its_own(
     job: JobState, outside: tuple[RankState, Operation], inside: tuple[RankState, Operation]
 ) -> bool:
-    a, b, common = _align_frames(outside, inside)
+    a, b, common = align_frames(outside, inside)
     place = job.place_in_source(b[common]) if common is not None else None
     return place is not None and any(not first <= a[common or 0].line <= last for first, last in place.loops)
-
-
-def _align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[Site], int | None]:
-    """Return the frames of two calls, outermost first, and where they are in one function at two lines, or None."""
-    a, b = ([*reversed(_frames(rank, operation))] for rank, operation in calls)
-    common = 0
-    while common < min(len(a), len(b)) - 1 and a[common] == b[common]:
-        common += 1
-    if not a or not b or a[common].line == b[common].line:
-        return a, b, None
-    return a, b, common if (a[common].file, a[common].function) == (b[common].file, b[common].function) else None
-
-
-def _frames(rank: RankState, operation: Operation) -> tuple[Site, ...]:
-    """Return the frames of a call, innermost first: those of the stack where the rank is in it, else its line."""
-    frames = rank.stack.frames if rank.stack is not None else ()
-    site = operation.site
-    if site is None:
-        return ()
-    if operation.open and frames and (frames[0].file, frames[0].line) == (site.file, site.line):
-        return frames
-    return (site,)
 
 
 def _steps_between(earlier: Operation, later: Operation) -> int | None:
@@ -567,6 +556,13 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
         }
         words = f"{wait_words(tuple(sorted(waiting)))} in a later one"
     blocked = tuple(sorted(waiting))
+    ways = _ways_past(job, culprits, waiting)
+    facts += [
+        f"rank {rank} may have gone past it by the {_way_words(word)}{at_line(site)}" for rank, site, word in ways
+    ]
+    for rank in culprits:
+        own = [site for other, site, _ in ways if other == rank]
+        now |= {rank: own[0]} if len(own) == 1 else {}
     made = {
         rank.rank: found
         for rank in job.ranks.values()
@@ -590,6 +586,58 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
             f"Make the call{at_line(skipped.site)} on every member of the group: look for a branch on the rank, "
             "the data or an early continue around it.",
         ),
+    )
+
+
+def _ways_past(
+    job: JobState, culprits: tuple[int, ...], waiting: Mapping[int, Operation]
+) -> list[tuple[int, Site, str]]:
+    """Return, by rank, the lines that may have led the culprits past what they skipped: nothing where many may."""
+    known = {rank: frames_of(job.ranks[rank], o) for rank, o in [*waiting.items()][:MAX_ASKED]}
+    if not known:
+        return []
+    reference = job.ranks[max(known, key=lambda rank: len(known[rank]))]
+    operations = reference.operations
+    at = next((i for i in range(len(operations) - 1, 0, -1) if operations[i] == waiting[reference.rank]), None)
+    found = []
+    for rank in culprits[:MAX_ASKED]:
+        by = job.ranks[rank]
+        after = operations[at - 1] if at is not None else None
+        ways = find_ways_past(job, (reference, waiting[reference.rank]), by, after=after)
+        if len(ways) <= MAX_WAYS and find_handler(job, by) is None:
+            found += [(rank, site, word) for site, word in ways]
+    return found
+
+
+def _way_words(word: str) -> str:
+    return "end of the loop" if word == "loop" else f"`{word.split()[0]}`"
+
+
+def _at_another_step(job: JobState, skip: Finding, skipped: Operation) -> Finding | None:
+    """Return the finding for ranks that a condition on the counter of a loop led past a call: they are in other rounds.
+
+    As after a resume from another step. Had they left the round early, the source would show where.
+    """
+    waiting = {rank: o for rank in skip.waiting_ranks if (o := job.ranks[rank].first_blocking) is not None}
+    ways = _ways_past(job, skip.culprit_ranks, waiting)
+    if {rank for rank, _, _ in ways} < {*skip.culprit_ranks} or any(word != COUNTED for _, _, word in ways):
+        return None
+    sites = {rank: site for rank, site, _ in ways}
+    line = at_line(sites[skip.culprit_ranks[0]])
+    words = "is" if len(skip.culprit_ranks) == 1 else "are"
+    return replace(
+        skip,
+        kind="step-mismatch",
+        summary=f"{capitalised(skip.culprit_ranks)} {words} in another round than the others: the condition{line} on "
+        f"a counter of the loop led past {skipped.op} #{skipped.seq} of {group_words(skip.group)}"
+        f"{at_line(skipped.site)}; {wait_words(skip.waiting_ranks)} in it. What was paired before is of other rounds.",
+        confidence=0.8 if len(skip.waiting_ranks) > len(skip.culprit_ranks) else 0.6,
+        culprit_call_sites=sites,
+        evidence=(
+            *(fact for fact in skip.evidence[: len(skip.culprit_ranks)]),
+            "nothing else in the source leads past this call, and before it operations agree in form only",
+        ),
+        advice=("Compare the rounds at which ranks began, as after a resume, and how often each leaves one out.",),
     )
 
 

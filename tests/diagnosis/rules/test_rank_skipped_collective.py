@@ -296,13 +296,17 @@ def test_a_call_in_a_branch_that_leaves_the_round_skips_what_the_others_are_in(
 
 
 @pytest.mark.parametrize(
-    ("loops", "kind"),
-    [(((9, 11), (6, 30)), "collective-order-mismatch"), (((6, 30),), "rank-skipped-collective")],
+    ("loops", "ways", "kind"),
+    [
+        (((9, 11), (6, 30)), (), "step-mismatch"),
+        (((6, 30),), ((12, "continue"),), "rank-skipped-collective"),
+    ],
 )
 def test_one_more_round_of_an_inner_loop_before_the_step_of_the_others_skips_nothing(
-    loops: tuple[tuple[int, int], ...], kind: str
+    loops: tuple[tuple[int, int], ...], ways: tuple[tuple[int, str], ...], kind: str
 ) -> None:
-    # A batch run in two parts on rank 1: gradients are averaged twice before the optimizer's step and the metrics.
+    # A batch run in two parts on rank 1: gradients are averaged twice before the optimizer's step and the metrics. Or
+    # a `continue` after the average, without the optimizer's step.
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
         gradient, metric = rank.site("all_reduce", line=10), rank.site("all_gather", line=20)
@@ -316,7 +320,8 @@ def test_one_more_round_of_an_inner_loop_before_the_step_of_the_others_skips_not
             rank.op("all_gather", t + 50, None if step == 3 else t + 59, site=metric, step=step + 1, nbytes=8)
 
     def place(_: str, line: int) -> SourcePlace:
-        return SourcePlace(in_loop=True, following=frozenset(), loops=loops if line == 10 else loops[-1:])
+        there = loops if line == 10 else loops[-1:]
+        return SourcePlace(in_loop=True, following=frozenset(), loops=there, ways_past=ways if line == 20 else ())
 
     finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))

@@ -194,3 +194,20 @@ def test_a_host_that_spins_in_a_driver_for_its_device_gets_on_with_nothing() -> 
     assert not progress_of(rank)
     assert progress_of(job.ranks[1]) == ()
     assert progress_of(job.ranks[0]) == ("it computes in native code",)
+
+
+@pytest.mark.parametrize(("in_library", "line"), [(True, 77), (False, None)])
+def test_a_rank_in_a_library_with_a_send_in_flight_waits_for_no_send_that_nobody_waited_for(
+    in_library: bool, line: int | None
+) -> None:
+    ranks = ranks_in_step(3, 3)
+    ranks[2].op("send", 2900, returned=2901, peer=0, site=ranks[2].site("isend", line=30), nbytes=8)
+    ranks[0].op("recv", 2900, 2950, peer=2, site=ranks[0].site("recv", line=31), nbytes=8)
+    for rank in ranks[:2]:
+        gradients(rank, 3000, done=False)
+    frames = (Site(file="/home/me/train.py", line=77, function="load"),)
+    asleep = Stack(state="sleeping", cpu_share=0.0, frames=frames, in_library=in_library)
+    found = found_by("rank_stuck", build_job(ranks, exit_status=None, stacks={2: asleep}))
+    assert [finding.culprit_call_sites[2].line for finding in found if finding.culprit_ranks == (2,)] == (
+        [line] if line is not None else []
+    )

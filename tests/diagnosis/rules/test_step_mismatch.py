@@ -178,7 +178,7 @@ SHARDED = (("all_gather", 18, 104), ("all_gather", 18, 100), ("reduce_scatter", 
     ("own_line", "found"),
     [
         (23, ("step-mismatch", (0,), 16)),
-        (18, ("rank-skipped-collective", (0,), 18)),  # no line of its own: what was left out is nearer
+        (18, ("step-mismatch", (0,), 18)),  # no line of its own: of the two passes of the step, the second
     ],
 )
 def test_a_forward_pass_too_many_is_recognised_by_its_line_though_the_job_fails_two_calls_later(

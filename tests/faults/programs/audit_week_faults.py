@@ -154,7 +154,7 @@ def patience_of_one_rank_runs_out(rank: int) -> None:
         bad = 0 if validation < best else bad + 1
         best = min(best, validation)
         if bad >= 3:
-            break
+            break  # here
     dist.barrier()  # here
 
 

@@ -121,7 +121,7 @@ def a_verdict_of_ones_own_before_the_flag_of_rank_0(rank: int) -> None:
             return
 
 
-@faulty("collective-order-mismatch", 1)
+@faulty("step-mismatch", 1)
 def a_batch_halved_and_run_twice(rank: int) -> None:
     model = DistributedDataParallel(policy())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,0 +1,141 @@
+"""Where the calls of two ranks part: in which function, and what in its source leads one past the call of the other."""
+
+from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.job_state import JobState, RankState, SourcePlace
+from dtprof.job.issued_operations import Operation
+from dtprof.records.tables import Site
+
+COUNTED = "if on a counter"
+"""The way past a call of a rank that is in another round: the condition hangs on nothing else."""
+
+
+def align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[Site], int | None]:
+    """Return the frames of two calls, outermost first, and where they are in one function at two lines, or None."""
+    a, b = ([*reversed(frames_of(rank, operation))] for rank, operation in calls)
+    a, b = _with_callers(a, b), _with_callers(b, a)
+    common = 0
+    while common < min(len(a), len(b)) - 1 and a[common] == b[common]:
+        common += 1
+    if not a or not b or a[common].line == b[common].line:
+        return a, b, None
+    return a, b, common if _is_same_function(a[common], b[common]) else None
+
+
+def _with_callers(own: list[Site], other: list[Site]) -> list[Site]:
+    """Return a line of which no callers are known with those of another rank in the same function."""
+    if len(own) != 1 or len(other) < 2:
+        return own
+    at = next((i for i in range(len(other) - 1, -1, -1) if _is_same_function(own[0], other[i])), None)
+    return [*other[:at], *own] if at is not None else own
+
+
+def _is_same_function(a: Site, b: Site) -> bool:
+    """Say whether two lines are in one function; what a signal has left knows no more than the last part of names."""
+    return (a.file, a.function.rpartition(".")[2]) == (b.file, b.function.rpartition(".")[2])
+
+
+def frames_of(rank: RankState, operation: Operation) -> tuple[Site, ...]:
+    """Return the frames of a call, innermost first: those of the stack where the rank is in it, else its line."""
+    frames = rank.last_frames or (rank.stack.frames if rank.stack is not None else ())
+    site = operation.site
+    if site is None:
+        return ()
+    if operation.open and frames and (frames[0].file, frames[0].line) == (site.file, site.line):
+        return frames
+    return (site,)
+
+
+def deviating_sites(job: JobState, calls: dict[int, Operation], reference: int) -> dict[int, Site]:
+    """Return the line of each rank's call, or of the caller that only this rank comes to.
+
+    A function that all ranks call, such as a forward pass, deviates in who calls it: the line in a branch which the
+    reference rank, where it waits, is not in.
+    """
+    sites = call_sites(calls)
+    other = job.ranks[reference]
+    theirs = (other, other.first_blocking) if other.first_blocking is not None else None
+    for rank, operation in calls.items():
+        caller = _find_caller(job, (job.ranks[rank], operation), theirs) if theirs is not None else None
+        if caller is not None:
+            sites[rank] = caller
+    return sites
+
+
+def _find_caller(job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]) -> Site | None:
+    a, b, common = align_frames(mine, theirs)
+    if common is None:
+        return None
+    there = job.place_in_source(b[common])
+    shared = there.branches if there is not None else ()
+    for frame in a[common:]:
+        place = job.place_in_source(frame)
+        if place is not None and not set(place.branches) <= set(shared):
+            return frame
+    return None
+
+
+def find_handler(job: JobState, rank: RankState) -> tuple[Site, bool] | None:
+    """Return the line of the innermost handler around where a rank waits, and whether it is a `finally`."""
+    now = rank.first_blocking
+    for frame in frames_of(rank, now) if now is not None else ():
+        place = job.place_in_source(frame)
+        if place is not None and place.handler is not None:
+            line, is_finally = place.handler
+            return Site(file=frame.file, line=line, function=frame.function), is_finally
+    return None
+
+
+def find_ways_past(
+    job: JobState, made: tuple[RankState, Operation], by: RankState, *, after: Operation | None
+) -> list[tuple[Site, str]]:
+    """Return the lines of the source that may have led a rank past a call, with the words there.
+
+    A `continue`, `break` or `return` in a branch before the call, or the condition that the call depends on; in the
+    functions from that on in which the two ranks part.
+
+    Parameters:
+        made: a rank that waits in the call.
+        by: a rank that went past it.
+        after: the operation before it, which both made.
+    """
+    now = by.first_blocking
+    a, b, common = align_frames(made, (by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
+    places = [job.place_in_source(frame) for frame in a]
+    first = common if common is not None else next((i for i, place in enumerate(places) if place and place.loops), None)
+    if first is None:
+        return []
+    there = job.place_in_source(b[common]) if common is not None else None
+    met = set(there.conditions) if there is not None else set[int]()
+    found: dict[Site, str] = {}
+    for frame, place in zip(a[first:], places[first:], strict=True):
+        if place is None:
+            return []
+        is_parting = common is not None and frame is a[common]
+        left = _left_loops(place, b[common].line) if is_parting and common is not None else []
+        ways = _ways_out(place, left) if left else _ways(place, frame, met, after)
+        for line, word in ways:
+            found[Site(file=frame.file, line=line, function=frame.function)] = word
+        met = set()
+    return [*found.items()]
+
+
+def _left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
+    return [(first, last) for first, last in place.loops if not first <= line <= last]
+
+
+def _ways_out(place: SourcePlace, left: list[tuple[int, int]]) -> list[tuple[int, str]]:
+    """Return the ways out of loops before others, whose rounds a `continue` may have made fewer."""
+    inside = [(line, word) for line, word in place.ways_past if any(first <= line <= last for first, last in left)]
+    return inside + [(first, "loop") for first, _ in left if first not in place.fixed_loops]
+
+
+def _ways(place: SourcePlace, frame: Site, met: set[int], after: Operation | None) -> list[tuple[int, str]]:
+    """Return the ways past a line, of those that come after the operation before it."""
+    site = after.site if after is not None else None
+    is_here = site is not None and (site.file, site.function) == (frame.file, frame.function)
+    begin = site.line if site is not None and is_here else 0
+    conditions = ((line, COUNTED if line in place.counted else "if") for line in place.conditions if line not in met)
+    ways = [*place.ways_past, *conditions]
+    if begin < frame.line:
+        return [(line, word) for line, word in ways if begin < line <= frame.line]
+    return [(line, word) for line, word in ways if line > begin or line <= frame.line]

@@ -1,0 +1,98 @@
+"""A rank made the calls of its round once more, as in a retry, while the others went on to what follows them.
+
+The others then wait in a collective that this rank seems to have left out: it is behind, not ahead.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
+from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.parting_calls import COUNTED, deviating_sites, find_ways_past
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.formatting import list_ranks, plural
+from dtprof.job.issued_operations import Operation
+from dtprof.job.own_pattern import Repetition, find_repetition, usual_operation
+
+MAX_ASKED = 64
+"""Ranks at other places than most whose own pattern is looked at."""
+
+
+def find_repeated(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks that made calls of a round again, which leaves their own pattern.
+
+    Others wait where that rank went on in its earlier rounds, and keep to their patterns. Where most made the calls
+    again, the few left them out.
+    """
+    job = case.job
+    waiting = {rank.rank: o for rank in job.ranks.values() if (o := rank.first_blocking) is not None and not o.p2p}
+    for repeated in _find_repetitions(job, waiting):
+        usual = next(iter(repeated.values())).usual
+        others = {rank: o for rank, o in waiting.items() if rank not in repeated and o.label == usual.label}
+        kept = [usual_operation(job.ranks[rank].operations, o) is None for rank, o in [*others.items()][:2]]
+        if kept and all(kept) and len(repeated) <= len(others) and not _may_have_gone_past(job, repeated, others):
+            yield _finding(job, repeated, others)
+            return
+
+
+def _find_repetitions(job: JobState, waiting: dict[int, Operation]) -> list[dict[int, Repetition]]:
+    """Return the ranks that made calls again, those that made the same together, the most ranks first."""
+    counted = Counter((o.group, o.seq, o.label) for o in waiting.values())
+    most = max(counted.values(), default=0)
+    is_one = sum(count == most for count in counted.values()) == 1
+    usual = next((place for place, count in counted.items() if count == most and is_one), None)
+    asked = [rank for rank, o in waiting.items() if (o.group, o.seq, o.label) != usual][:MAX_ASKED]
+    found: dict[object, dict[int, Repetition]] = {}
+    for rank in asked:
+        if (again := find_repetition(job.ranks[rank].operations)) is not None:
+            found.setdefault((again.first.label, again.first.step, again.count), {})[rank] = again
+    return sorted(found.values(), key=len, reverse=True)
+
+
+def _may_have_gone_past(job: JobState, repeated: dict[int, Repetition], others: dict[int, Operation]) -> bool:
+    """Say whether the source has a way past the call in which the others wait: then a skip is as likely.
+
+    As a branch around the backward pass and the optimizer's step, or a `continue` before them.
+    """
+    reference, rank = min(others), min(repeated)
+    ways = find_ways_past(job, (job.ranks[reference], others[reference]), job.ranks[rank], after=repeated[rank].first)
+    return any(word != COUNTED for _, word in ways)
+
+
+def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, Operation]) -> Finding:
+    culprits = tuple(sorted(repeated))
+    first, count = repeated[culprits[0]].first, repeated[culprits[0]].count
+    awaited = others[min(others)]
+    what = f"{first.op}{at_line(first.site)}"
+    again = f"{what} again" if count == 1 else f"{plural(count, 'call')} again, from {what} on,"
+    return Finding(
+        kind="step-mismatch",
+        summary=f"{capitalised(culprits)} made {again} in step {first.step}, at #{first.seq} of "
+        f"{group_words(job.group(first.group))}; {list_ranks(tuple(sorted(others)))} had gone on to "
+        f"{operation_words(job, awaited)}.",
+        culprit_ranks=culprits,
+        waiting_ranks=tuple(sorted(others)),
+        confidence=_sure(is_read=job.place_in_source(awaited.site) is not None, is_few=len(culprits) < len(others)),
+        group=job.group(first.group),
+        op=first.op,
+        seq=first.seq,
+        step=first.step,
+        call_sites=call_sites(others),
+        culprit_call_sites=deviating_sites(job, {rank: one.first for rank, one in repeated.items()}, min(others)),
+        evidence=(
+            f"in each earlier round {list_ranks(culprits)} went on from there to {awaited.op}{at_line(awaited.site)}, "
+            "as the others did now",
+            "no optimizer step lies between the calls and those made again",
+        ),
+        advice=("Look for a retry, an extra forward pass or a loop that takes one more turn on that rank.",),
+    )
+
+
+def _sure(*, is_read: bool, is_few: bool) -> float:
+    """Grade the evidence: without the source, two calls in the other order may have left the same records."""
+    return (0.9 if is_few else 0.8) if is_read else 0.7
+
+
+RULES: Declared = (Rule(kinds=("step-mismatch",), stages=(Stage.DIVERGENCE,), find=find_repeated),)

@@ -1,0 +1,58 @@
+"""A rank made calls of its round again while the others went on."""
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.verdict import decide
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import STEP, build_job, found_by, ranks_in_step
+
+
+def publishing(
+    world_size: int = 3, culprits: tuple[int, ...] = (1,), *, steps: int = 4, makes_steps: bool = True
+) -> list[RankBuilder]:
+    """Return ranks that average at line 10, step, and publish at line 20; in the last round culprits publish again."""
+    ranks = [RankBuilder(rank, world_size, closed=False) for rank in range(world_size)]
+    for rank in ranks:
+        average, publish = rank.site("all_reduce", line=10), rank.site("broadcast", line=20)
+        for step in range(steps):
+            t, now = step * STEP, step * makes_steps
+            rank.op("all_reduce", t, t + 9, site=average, step=now, nbytes=64)
+            rank.op("broadcast", t + 20, t + 29, site=publish, step=now + makes_steps, nbytes=8)
+        again = rank.rank in culprits
+        site, op = (publish, "broadcast") if again else (average, "all_reduce")
+        rank.op(op, steps * STEP, site=site, step=steps * makes_steps, nbytes=8 if again else 64)
+    return ranks
+
+
+def one_that_publishes_again() -> JobState:
+    return build_job(publishing(), exit_status=None)
+
+
+def one_that_is_late() -> JobState:
+    ranks = ranks_in_step(3, 4)
+    for rank in ranks[1:]:
+        rank.op("all_reduce", 4 * STEP, site=rank.site("Tensor.backward", line=10), nbytes=4096)
+    return build_job(ranks, exit_status=None)
+
+
+FAULTY = {"step-mismatch": one_that_publishes_again}
+SOUND = one_that_is_late
+
+
+@pytest.mark.parametrize(("world_size", "culprits"), [(2, (1,)), (3, (1,)), (5, (0, 2))])
+def test_who_makes_a_call_again_is_named_with_it_and_no_skip_of_what_the_others_wait_in(
+    world_size: int, culprits: tuple[int, ...]
+) -> None:
+    finding = decide(build_job(publishing(world_size, culprits), exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("step-mismatch", culprits, "broadcast")
+    assert {site.line for site in finding.culprit_call_sites.values()} == {20}
+    assert finding.waiting_ranks == tuple(rank for rank in range(world_size) if rank not in culprits)
+
+
+def test_where_most_made_the_call_again_they_are_not_named() -> None:
+    assert not found_by("repeated_call", build_job(publishing(3, (0, 1)), exit_status=None))
+
+
+def test_without_steps_a_round_left_out_leaves_the_same_records() -> None:
+    assert not found_by("repeated_call", build_job(publishing(makes_steps=False), exit_status=None))

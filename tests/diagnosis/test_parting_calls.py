@@ -1,0 +1,78 @@
+"""Where the calls of two ranks part, and what in the source leads one past the call of the other."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState, SourcePlace, Stack
+from dtprof.diagnosis.verdict import decide
+from dtprof.records.tables import Site
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import STEP, build_job
+
+FILE = "/home/me/train.py"
+LOOP = ((5, 40),)
+
+
+def frames(*lines: tuple[str, int]) -> Stack:
+    """Return the stack of a rank that waits, innermost first."""
+    sites = tuple(Site(file=FILE, line=line, function=function) for function, line in lines)
+    return Stack(state="sleeping", cpu_share=0.0, frames=sites)
+
+
+def skipping(places: Mapping[int, SourcePlace]) -> JobState:
+    """Return three ranks that average at line 10, called at line 8, and publish at 20; rank 1 publishes at once."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average, publish = rank.site("all_reduce", line=10, function="average"), rank.site("broadcast", line=20)
+        for step in range(3):
+            rank.op("all_reduce", step * STEP, step * STEP + 9, site=average, nbytes=64)
+            rank.op("broadcast", step * STEP + 20, step * STEP + 29, site=publish, nbytes=8)
+        is_past = rank.rank == 1
+        site, op = (publish, "broadcast") if is_past else (average, "all_reduce")
+        rank.op(op, 3 * STEP, site=site, nbytes=8 if is_past else 64)
+    stacks = {rank: frames(("average", 10), ("main", 8)) for rank in (0, 2)} | {1: frames(("main", 20))}
+    return build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+
+
+def source(**of_call: object) -> dict[int, SourcePlace]:
+    """Return the loop of main, where line 8 calls what the function has at line 10: facts are those of line 10."""
+    main = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP)
+    return {8: main, 20: main, 10: SourcePlace(in_loop=False, following=frozenset(), **of_call)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("facts", "line", "words"),
+    [
+        ({}, 20, ""),  # nothing leads past it: where it is now
+        ({"ways_past": ((9, "return"),)}, 9, "`return` at"),
+        ({"conditions": (9,)}, 9, "`if` at"),
+        ({"conditions": (9,), "ways_past": ((7, "return"),)}, 20, "`return` at"),  # one of two
+    ],
+)
+def test_the_one_way_past_a_call_is_the_line_of_who_skipped_it(facts: dict[str, object], line: int, words: str) -> None:
+    finding = decide(skipping(source(**facts))).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+    assert finding.culprit_call_sites[1].line == line
+    assert words in " ".join(finding.evidence)
+
+
+def test_a_condition_on_a_counter_alone_shows_another_round() -> None:
+    finding = decide(skipping(source(conditions=(9,), counted=(9,)))).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("step-mismatch", (1,))
+    assert finding.culprit_call_sites[1].line == 9
+
+
+def test_a_handler_through_which_a_rank_came_is_evidence_and_no_way_past() -> None:
+    places = source(ways_past=((9, "return"),))
+    places[20] = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP, handler=(19, True))
+    finding = decide(skipping(places)).findings[0]
+    assert finding.culprit_call_sites[1].line == 20
+    assert "`finally` block at /home/me/train.py:19" in finding.evidence[-1]
+
+
+def test_who_is_past_the_end_of_the_loop_left_it() -> None:
+    inside = SourcePlace(in_loop=True, following=frozenset(), loops=((5, 15),), conditions=(7,), counted=(7,))
+    places = source() | {8: inside, 20: SourcePlace(in_loop=False, following=frozenset())}
+    finding = decide(skipping(places)).findings[0]
+    assert (finding.kind, finding.culprit_call_sites[1].line) == ("rank-skipped-collective", 5)
