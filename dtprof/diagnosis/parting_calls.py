@@ -1,5 +1,7 @@
 """Where the calls of two ranks part: in which function, and what in its source leads one past the call of the other."""
 
+from pathlib import PurePath
+
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.job_state import JobState, RankState, SourcePlace
 from dtprof.job.issued_operations import Operation
@@ -100,22 +102,32 @@ def find_ways_past(
     """
     now = by.first_blocking
     a, b, common = align_frames(made, (by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
-    places = [job.place_in_source(frame) for frame in a]
-    first = common if common is not None else next((i for i, place in enumerate(places) if place and place.loops), None)
-    if first is None:
-        return []
-    there = job.place_in_source(b[common]) if common is not None else None
+    if common is not None:
+        return _ways_from(job, a, common, b[common], after)
+    # Where they part is not known: it may be in any function whose loop goes round, the innermost first.
+    for at in range(len(a) - 1, -1, -1):
+        place = job.place_in_source(a[at])
+        if PurePath(a[at].file).parent != PurePath(a[-1].file).parent:
+            break
+        if place is not None and place.loops and (ways := _ways_from(job, a, at, None, after)):
+            return ways
+    return []
+
+
+def _ways_from(
+    job: JobState, frames: list[Site], first: int, now: Site | None, after: Operation | None
+) -> list[tuple[Site, str]]:
+    """Return the ways past a call in the frames from one on, given where the other rank is in the function of that."""
+    there = job.place_in_source(now)
     met = set(there.conditions) if there is not None else set[int]()
     found: dict[Site, str] = {}
-    for frame, place in zip(a[first:], places[first:], strict=True):
+    for at, frame in enumerate(frames[first:]):
+        place = job.place_in_source(frame)
         if place is None:
             return []
-        is_parting = common is not None and frame is a[common]
-        left = _left_loops(place, b[common].line) if is_parting and common is not None else []
-        ways = _ways_out(place, left) if left else _ways(place, frame, met, after)
-        for line, word in ways:
+        left = _left_loops(place, now.line) if at == 0 and now is not None else []
+        for line, word in _ways_out(place, left) if left else _ways(place, frame, met if at == 0 else set(), after):
             found[Site(file=frame.file, line=line, function=frame.function)] = word
-        met = set()
     return [*found.items()]
 
 
