@@ -41,7 +41,7 @@ def test_without_a_common_clock_nobody_is_cleared() -> None:
 
 def test_transfer_names_the_operation_that_exposes_most() -> None:
     headline = write_headline(with_parts(exposed_transfer=50, exposed_wait=4))
-    assert headline.sentence.endswith("moving data that no work hides; most of it is all_reduce of group 0.")
+    assert headline.sentence.endswith("moving data that no work hides; most of it is all_reduce over world.")
     assert headline.evidence == "collectives"
 
 

@@ -5,12 +5,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dtprof.analysis.communication.axis_collectives import collectives_by_axis
 from dtprof.analysis.rank_exits import STOPPED
 from dtprof.analysis.results import RankResult, Summary
 from dtprof.analysis.whatif.prediction import NO_GAIN
 from dtprof.diagnosis.findings import Verdict
 from dtprof.formatting import plural
 from dtprof.report.figures.figure_numbers import format_duration, format_share
+from dtprof.report.text.summary_text import group_words
 
 NOTEWORTHY_SHARE = 0.10
 """A part of less than this share of the step is not worth the headline."""
@@ -186,8 +188,5 @@ def _advise(summary: Summary) -> str:
 
 
 def _name_busiest(summary: Summary) -> str:
-    known = [row for row in summary.collectives if row.exposed_ns]
-    if not known:
-        return ""
-    busiest = max(known, key=lambda row: (row.exposed_ns or 0) * row.count)
-    return f"; most of it is {busiest.op} of group {busiest.group}"
+    busiest = next((row for row in collectives_by_axis(summary) if row.exposed_ns), None)
+    return f"; most of it is {busiest.op} over {group_words(busiest)}" if busiest is not None else ""
