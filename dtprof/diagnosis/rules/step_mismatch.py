@@ -364,8 +364,25 @@ def _shift(
             if few and (not added or by != surplus or np.isin(own[at : at + by], reference).any()):
                 continue  # then lines of its own must show which calls are extra
             if overlap >= tail and np.array_equal(a[:overlap], b[:overlap]):
-                return Shift(at=at, by=by if added else -by)
+                left_out = _left_out(reference[at:], own[at:], most=by - 1, tail=tail) if added else 0
+                return Shift(at=at, by=-left_out or (by if added else -by))
     return None
+
+
+def _left_out(reference: Codes, own: Codes, *, most: int, tail: int) -> int:
+    """Return how many calls, up to `most`, a rank left out here and there before it goes on as the reference; else 0.
+
+    A round with a few calls left out looks like most of a round added, where nothing counts the rounds.
+    """
+    for by in range(1, most + 1):
+        for made in range(1, min(MAX_SHIFT, len(own) - tail) + 1):
+            a, b = reference[by + made :], own[made:]
+            overlap = min(len(a), len(b))
+            if overlap >= tail and np.array_equal(a[:overlap], b[:overlap]):
+                round_of_others = iter(reference[: by + made].tolist())
+                if all(code in round_of_others for code in own[:made].tolist()):
+                    return by
+    return 0
 
 
 def _added_before_the_end(reference: Codes, own: Codes, reference_table: Array, own_table: Array) -> Shift | None:

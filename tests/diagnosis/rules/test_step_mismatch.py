@@ -298,3 +298,17 @@ def test_a_rank_in_one_more_round_than_most_made_it_and_the_others_have_not_left
             rank.op("all_reduce", 600, site=rank.site("all_reduce", line=line), nbytes=8)
     (finding, *_) = judge(ranks, exit_status=None).findings
     assert (finding.kind, finding.culprit_ranks) == (kind, (2,) if kind == "step-mismatch" else (*range(enders),))
+
+
+def test_calls_left_out_here_and_there_are_no_extra_calls_where_nothing_counts_rounds() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        calls = [(number, place) for number in range(5) for place in range(9)]
+        if rank.rank == 1:
+            calls = [call for call in calls if call not in ((3, 2), (3, 4), (3, 6))]
+        for t, (_, place) in enumerate(calls):
+            site = rank.site("all_gather", line=10 + place)
+            rank.op("all_gather", 10 * t, 10 * t + 5, returned=10 * t + 1, site=site, nbytes=64)
+    (finding,) = found_by("step_mismatch", build_job(ranks, exit_status=None))
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (1,), 29)
+    assert "3 calls apart" in finding.summary  # and not 6, by which the next round fits
