@@ -67,13 +67,28 @@ def _find_caller(job: JobState, mine: tuple[RankState, Operation], theirs: tuple
     a, b, common = align_frames(mine, theirs)
     if common is None:
         return None
-    there = job.place_in_source(b[common])
+    # What is called from there on is called by others, too.
+    here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
     shared = there.branches if there is not None else ()
-    for frame in a[common:]:
-        place = job.place_in_source(frame)
-        if place is not None and not set(place.branches) <= set(shared):
-            return frame
-    return None
+    return a[common] if here is not None and not set(here.branches) <= set(shared) else None
+
+
+def is_ahead_by_a_counter(
+    job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]
+) -> bool:
+    """Say whether a rank is in a branch that hangs on counters alone, before which the others wait in the same loop.
+
+    Nothing in the source leads past their call: then the rank made it in this round, which is another one.
+    """
+    a, b, common = align_frames(mine, theirs)
+    # What a function of the program calls may hang on more than the branch around its own call.
+    if common is None or common < len(a) - 1 or find_ways_past(job, theirs, mine[0], after=None):
+        return False
+    here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
+    if here is None or there is None or not {*here.loops[:1]} <= {*there.loops} or not here.loops:
+        return False
+    own = [line for line in here.conditions if line not in there.conditions]
+    return bool(own) and set(own) <= set(here.counted) and b[common].line < a[common].line
 
 
 def find_handler(job: JobState, rank: RankState) -> tuple[Site, bool] | None:

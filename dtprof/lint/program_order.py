@@ -29,7 +29,7 @@ class ProgramPlace:
     ] = ()  # lines of the `if`, `elif`, `match` it depends on in its function, innermost first
     counted: tuple[int, ...] = ()  # those of the conditions that hang on counters of loops and on constants alone
     fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
-    ways_past: tuple[tuple[int, str], ...] = ()  # `continue`, `break`, `return` that lead past it, and their lines
+    ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return` and `except` that lead past it
     handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
 
@@ -48,11 +48,14 @@ def read_places(path: Path) -> dict[int, ProgramPlace]:
 def _find_counters(scope: ast.AST, around: frozenset[str] = frozenset()) -> frozenset[str]:
     """Return the names that a function gives constants, numbers of a `range` and steps of a constant only.
 
+    What is counted by steps may begin at any number, before the loop.
+
     Parameters:
         around: the same of what is around it, from where it reads the names that it gives nothing.
     """
     good: Counter[str] = Counter()
     names: Counter[str] = Counter()
+    counted, begun = set[str](), Counter[str]()
     given = {node.arg for node in ast.walk(getattr(scope, "args", ast.Pass())) if isinstance(node, ast.arg)}
     for node in _own_nodes(scope):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -61,12 +64,17 @@ def _find_counters(scope: ast.AST, around: frozenset[str] = frozenset()) -> froz
             good.update(target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
             good.update([node.target.id] if isinstance(node.target, ast.Name) else [])
+            counted.update([node.target.id] if isinstance(node.target, ast.Name) else [])
         elif isinstance(node, ast.For | ast.AsyncFor) and isinstance(node.iter, ast.Call):
             name = last_name(node.iter.func) if isinstance(node.iter.func, ast.Attribute | ast.Name) else ""
             is_pair = name == "enumerate" and isinstance(node.target, ast.Tuple)
             target = node.target.elts[0] if is_pair and isinstance(node.target, ast.Tuple) else node.target
             if name in ("range", "enumerate", "count") and isinstance(target, ast.Name):
                 good[target.id] += 1
+    for statement in getattr(scope, "body", ()):
+        if isinstance(statement, ast.Assign) and not isinstance(statement.value, ast.Constant):
+            begun.update(target.id for target in statement.targets if isinstance(target, ast.Name))
+    good.update({name: begun[name] for name in counted})
     own = (name for name, count in good.items() if names[name] == count and name not in given)
     return (around - given - names.keys()).union(own)
 
@@ -134,6 +142,11 @@ def _take(
                 within = replace(within, conditions=(statement.lineno, *within.conditions))
                 if isinstance(statement, ast.If) and _hangs_on(statement.test, counters):
                     within = replace(within, counted=(statement.lineno, *within.counted))
+            elif isinstance(statement, ast.Try) and body is statement.body:
+                caught = [
+                    (one.lineno, "except") for one in statement.handlers if not isinstance(one.body[-1], ast.Raise)
+                ]
+                within = replace(within, ways_past=tuple(dict.fromkeys((*within.ways_past, *caught))))
             elif isinstance(statement, ast.Try) and body is statement.finalbody:
                 within = replace(within, handler=(body[0].lineno, True))
             elif isinstance(statement, ast.Try) and body is not statement.body and body is not statement.orelse:

@@ -99,8 +99,8 @@ def test_what_finds_no_room_in_the_text_is_counted() -> None:
     shown = full.count("kind: ")
     assert shown < 3
     assert full.splitlines()[-1] == (
-        f"not shown: {2 * shown} more evidence lines, {3 - shown} more finding{'s' * (shown < 2)}: "
-        "see --json or the report"
+        f"not shown: {2 * shown} more evidence lines, {3 - shown} more finding{'s' * (shown < 2)} "
+        f"({', '.join(['rank-skipped-collective of rank 2'] * (3 - shown))}): see --json or the report"
     )
     assert "fact 4" not in full
 

@@ -125,3 +125,17 @@ def test_a_place_in_a_handler_or_a_finally_has_its_line(tmp_path: Path) -> None:
     file.write_text(LEAVES)
     places = read_places(file)
     assert (places[17].handler, places[19].handler, places[21].handler) == (None, (18, False), (21, True))
+
+
+def test_an_exception_handler_is_a_way_past_what_is_tried_unless_it_raises(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("try:\n    step()\nexcept OSError:\n    log()\nexcept ValueError:\n    raise\n")
+    assert read_places(file)[2].ways_past == ((3, "except"),)
+
+
+def test_what_is_counted_by_steps_may_begin_at_any_number(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("step = saved\nwhile step < 9:\n    step += 1\n    if step % 3 == 0:\n        save()\n")
+    assert read_places(file)[5].counted == (4,)
+    file.write_text("while True:\n    step = rank()\n    step += 1\n    if step % 3 == 0:\n        save()\n")
+    assert read_places(file)[5].counted == ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dtprof.diagnosis.blocked_ranks import call_sites, places_of
+from dtprof.diagnosis.blocked_ranks import call_sites, operation_words, places_of
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState, SourcePlace
@@ -71,6 +71,9 @@ def find_skip(case: Case) -> Iterator[Finding]:
             found = _at_another_step(job, found, earliest) or found
             if all(skips[rank].fits_steps for rank in culprits):
                 yield found
+                return
+            if (one_more := _one_more_turn(job, found, (reference, earliest))) is not None:
+                yield one_more
                 return
             if earliest.step is not None:  # without steps, too little speaks for it
                 questionable = questionable or found
@@ -381,9 +384,10 @@ def _has_passed(job: JobState, before: tuple[RankState, Operation], past: tuple[
     x, y, (first, *_) = a[common].line, b[common].line, known
     if not {*first.branches} <= {*here.branches} or not {*first.loops} <= {*here.loops}:
         return False
-    leaves_block = (
-        first.block is not None and first.block[0] <= x <= first.block[1] and _is_at_exit(b, known, common + 1)
-    )
+    is_around = first.block is not None and first.block[0] <= x <= first.block[1]
+    # What a library calls there, as contextlib does, shows the line of the `with` alone: once inside, it is the end.
+    has_been_inside = common == len(b) - 1 and not first.loops and any(_alike(o, before[1]) for o in past[0].operations)
+    leaves_block = is_around and (_is_at_exit(b, known, common + 1) or has_been_inside)
     return leaves_block or any(line == y for _, line in here.following)
 
 
@@ -607,6 +611,28 @@ def _ways_past(
         if len(ways) <= MAX_WAYS and find_handler(job, by) is None:
             found += [(rank, site, word) for site, word in ways]
     return found
+
+
+def _one_more_turn(job: JobState, skip: Finding, made: tuple[RankState, Operation]) -> Finding | None:
+    """Return the finding for ranks in one more turn of an inner loop that the others have left for what was skipped.
+
+    They are not as many steps further as a later round would be.
+    """
+    now = {rank: o for rank in skip.culprit_ranks if (o := job.ranks[rank].first_blocking) is not None}
+    is_inside = [_is_in_a_loop_of_its_own(job, made, (job.ranks[rank], o)) for rank, o in now.items()]
+    if len(now) < len(skip.culprit_ranks) or not all(is_inside):
+        return None
+    first = now[min(now)]
+    return replace(
+        skip,
+        kind="step-mismatch",
+        summary=f"{capitalised(skip.culprit_ranks)} made one more turn of a loop, to {operation_words(job, first)}; "
+        f"{wait_words(skip.waiting_ranks)} after it in {operation_words(job, made[1])}.",
+        culprit_call_sites=call_sites(now),
+        confidence=min(skip.confidence, 0.8),
+        evidence=("no more steps lie between the two than there are without a round of the loop around both",),
+        advice=("Look for what counts the turns of this loop, and differs on this rank.",),
+    )
 
 
 def _way_words(word: str) -> str:

@@ -1,6 +1,6 @@
-"""A rank made the calls of its round once more, as in a retry, while the others went on to what follows them.
+"""A rank is behind or ahead of the others: it made calls of its round once more, or is in another round of the loop.
 
-The others then wait in a collective that this rank seems to have left out: it is behind, not ahead.
+The others then wait in a collective that this rank seems to have left out.
 """
 
 from collections import Counter
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.parting_calls import COUNTED, deviating_sites, find_ways_past
+from dtprof.diagnosis.parting_calls import COUNTED, deviating_sites, find_ways_past, is_ahead_by_a_counter
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.issued_operations import Operation
@@ -35,6 +35,38 @@ def find_repeated(case: Case) -> Iterator[Finding]:
         if kept and all(kept) and len(repeated) <= len(others) and not _may_have_gone_past(job, repeated, others):
             yield _finding(job, repeated, others)
             return
+
+
+def find_ahead(case: Case) -> Iterator[Finding]:
+    """Give the finding for the few ranks that a condition on a counter led to a call that the others are not at yet."""
+    job = case.job
+    waiting = {rank.rank: o for rank in job.ranks.values() if (o := rank.first_blocking) is not None and not o.p2p}
+    counted = Counter(o.label for o in waiting.values())
+    if len(counted) != 2:
+        return
+    (usual, most), (other, few) = counted.most_common(2)
+    ahead = {rank: o for rank, o in waiting.items() if o.label == other}
+    others = {rank: o for rank, o in waiting.items() if o.label == usual}
+    reference = (job.ranks[min(others)], others[min(others)])
+    if few < most and all(is_ahead_by_a_counter(job, (job.ranks[r], o), reference) for r, o in ahead.items()):
+        culprits, awaited, now = tuple(sorted(ahead)), others[min(others)], ahead[min(ahead)]
+        yield Finding(
+            kind="step-mismatch",
+            summary=f"{capitalised(culprits)} {'is' if len(culprits) == 1 else 'are'} in another round than the others:"
+            f" a condition on a counter of the loop led to {operation_words(job, now)}; "
+            f"{wait_words(tuple(sorted(others)))} in {operation_words(job, awaited)}.",
+            culprit_ranks=culprits,
+            waiting_ranks=tuple(sorted(others)),
+            confidence=0.8,
+            group=job.group(now.group),
+            op=now.op,
+            seq=now.seq,
+            step=now.step,
+            call_sites=call_sites(others),
+            culprit_call_sites=call_sites(ahead),
+            evidence=("nothing in the source leads past the call in which the others wait",),
+            advice=("Compare the rounds at which ranks began, as after a resume, and how often each leaves one out.",),
+        )
 
 
 def _find_repetitions(job: JobState, waiting: dict[int, Operation]) -> list[dict[int, Repetition]]:
@@ -95,4 +127,7 @@ def _sure(*, is_read: bool, is_few: bool) -> float:
     return (0.9 if is_few else 0.8) if is_read else 0.7
 
 
-RULES: Declared = (Rule(kinds=("step-mismatch",), stages=(Stage.DIVERGENCE,), find=find_repeated),)
+RULES: Declared = (
+    Rule(kinds=("step-mismatch",), stages=(Stage.DIVERGENCE,), find=find_repeated),
+    Rule(kinds=("step-mismatch",), stages=(Stage.DIVERGENCE,), find=find_ahead),
+)

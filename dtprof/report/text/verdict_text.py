@@ -26,10 +26,12 @@ def _shortened(verdict: Verdict) -> list[str]:
     """Return the first findings and reasons that find room, and how many more there are."""
     lines = [_headline(verdict)]
     hidden: Counter[str] = Counter()
+    left_out: list[Finding] = []
     for finding in verdict.findings:
         shown = _finding_lines(finding, max_evidence=MAX_EVIDENCE, max_advice=MAX_ADVICE)
         if hidden["finding"] or (len(lines) > 1 and len(lines) + len(shown) >= MAX_LINES):
             hidden["finding"] += 1
+            left_out.append(finding)
             continue
         room = MAX_LINES - 1 - len(lines)
         lines += shown[:room]
@@ -42,8 +44,19 @@ def _shortened(verdict: Verdict) -> list[str]:
             lines += shown
         else:
             hidden["caveat"] += 1
-    counted = ", ".join(plural(count, f"more {what}") for what, count in hidden.items() if count)
+    counted = ", ".join(
+        plural(count, f"more {what}") + (_names_of(left_out) if what == "finding" else "")
+        for what, count in hidden.items()
+        if count
+    )
     return [*lines, f"not shown: {counted}: see --json or the report"] if counted else lines
+
+
+def _names_of(findings: list[Finding]) -> str:
+    """Return ` (rank-frozen of rank 4)`: a fault beside the first is named at least."""
+    faults = [finding for finding in findings if finding.severity != "info" and finding.culprit_ranks]
+    names = [f"{finding.kind} of {list_ranks(finding.culprit_ranks)}" for finding in faults[:2]]
+    return f" ({', '.join(names)}{', ...' if len(faults) > len(names) else ''})" if names else ""
 
 
 def _headline(verdict: Verdict) -> str:

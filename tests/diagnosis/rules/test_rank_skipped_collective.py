@@ -438,3 +438,49 @@ def test_where_nobody_waits_in_the_skipped_call_the_line_of_those_that_made_it_i
             break
     else:
         raise AssertionError(decide(job).findings)
+
+
+@pytest.mark.parametrize(("loops", "kind"), [(((9, 11),), "step-mismatch"), ((), "rank-skipped-collective")])
+def test_one_more_turn_of_an_inner_loop_that_makes_steps_skips_nothing(
+    loops: tuple[tuple[int, int], ...], kind: str
+) -> None:
+    # Two steps of line 10 a round, then line 20 and a step of its own; rank 1 makes a third one at line 10.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        critic, actor = rank.site("all_reduce", line=10), rank.site("all_gather", line=20)
+        for number in range(4):
+            t, step = number * STEP, 3 * number
+            for i in range(2):
+                rank.op("all_reduce", t + 20 * i, t + 20 * i + 9, site=critic, step=step + i, nbytes=8)
+            if number < 3:
+                rank.op("all_gather", t + 60, t + 69, site=actor, step=step + 2, nbytes=8)
+        name, site = ("all_reduce", critic) if rank.rank == 1 else ("all_gather", actor)
+        rank.op(name, 3 * STEP + 60, site=site, step=11, nbytes=8)
+
+    def place(_: str, line: int) -> SourcePlace:
+        around = (*loops, (6, 30)) if line == 10 else ((6, 30),)
+        return SourcePlace(in_loop=True, following=frozenset(), loops=around)
+
+    finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(
+    ("is_around", "kind"), [(True, "rank-skipped-collective"), (False, "collective-order-mismatch")]
+)
+def test_a_call_at_the_line_of_a_with_whose_block_was_entered_is_made_at_its_end(*, is_around: bool, kind: str) -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        for t in (0, 100, 200):
+            rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=10), nbytes=8)
+        name, line = ("barrier", 5) if rank.rank == 1 else ("all_reduce", 10)
+        rank.op(name, 300, site=rank.site(name, line=line), nbytes=8)
+
+    def place(_: str, line: int) -> SourcePlace:
+        block = (6, 12) if line == 5 and is_around else None
+        return SourcePlace(
+            in_loop=line == 10, following=frozenset(), loops=((8, 12),) if line == 10 else (), block=block
+        )
+
+    finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))

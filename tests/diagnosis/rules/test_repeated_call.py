@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, SourcePlace
 from dtprof.diagnosis.verdict import decide
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import STEP, build_job, found_by, ranks_in_step
@@ -56,3 +56,29 @@ def test_where_most_made_the_call_again_they_are_not_named() -> None:
 
 def test_without_steps_a_round_left_out_leaves_the_same_records() -> None:
     assert not found_by("repeated_call", build_job(publishing(makes_steps=False), exit_status=None))
+
+
+def counting(*, conditions: tuple[int, ...] = (20,), counted: tuple[int, ...] = (20,)) -> JobState:
+    """Return three ranks that average at line 10 of a loop; rank 1 has come to the report of line 21, under line 20."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        for step in range(3):
+            rank.op("all_reduce", step * STEP, step * STEP + 9, site=rank.site("all_reduce", line=10), nbytes=64)
+        op, line = ("all_gather", 21) if rank.rank == 1 else ("all_reduce", 10)
+        rank.op(op, 3 * STEP, site=rank.site(op, line=line), nbytes=8)
+    loop = ((8, 30),)
+    report = SourcePlace(
+        in_loop=True, following=frozenset(), loops=loop, branches=((21, 21),), conditions=conditions, counted=counted
+    )
+    places = {10: SourcePlace(in_loop=True, following=frozenset({("all_gather", 21)}), loops=loop), 21: report}
+    return build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))
+
+
+def test_a_call_under_a_condition_on_a_counter_shows_a_rank_in_another_round() -> None:
+    finding = decide(counting()).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("step-mismatch", (1,), "all_gather")
+    assert finding.culprit_call_sites[1].line == 21
+
+
+def test_a_condition_on_more_than_a_counter_shows_no_other_round() -> None:
+    assert not found_by("repeated_call", counting(counted=()))
