@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtprof.analysis.whatif.prediction import Prediction
+from dtprof.analysis.whatif.prediction import Prediction, Scenario
 from dtprof.analysis.whatif.slowdowns import Slowdowns
 from dtprof.report.text.whatif_text import whatif_text
 
@@ -37,3 +37,20 @@ def test_many_slowest_ranks_are_counted() -> None:
 def test_nothing_is_said_of_ranks_with_which_no_slowdown_goes() -> None:
     """With one of two ranks ideal a noisy replay may take longer: -0.66 of the slowdown is no share of it."""
     assert "of the slowdown" not in text_of(-0.66)
+
+
+def table_of(*gains: float) -> list[str]:
+    scenarios = tuple(
+        Scenario(fix=(f"rank={rank}",), step_ns=100e6, gain=gain, interval=(gain - 0.1, gain + 0.1), assumes="")
+        for rank, gain in enumerate(gains)
+    )
+    return whatif_text(Prediction(run="run", replay_error=0.0, scenarios=scenarios)).splitlines()
+
+
+def test_changes_that_gain_nothing_are_counted_and_a_negative_zero_is_none() -> None:
+    lines = table_of(0.2, -0.0004, 0.0001)
+    assert [line.split()[0] for line in lines if line.startswith("rank=")] == ["rank=0"]
+    assert "2 more, 2 of them of 0.0 %: --json" in lines
+    (only,) = [line for line in table_of(-0.0004) if line.startswith("rank=0")]
+    assert " 0.0 % " in only
+    assert "-0.0" not in only

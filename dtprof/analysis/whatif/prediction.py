@@ -52,6 +52,8 @@ FULL_OVERLAP = f"{OVERLAP}=full"
 NOW = "as it was"
 WORTH = 0.005
 """Of the step: a smaller gain is none to act on."""
+LEAST_GAIN = 0.0005
+"""Of the step: what gains less would be a row of 0.0 %."""
 NO_GAIN = "no change that you can make shortens steps beyond noise"
 """The sentence of a run in which no change is worth its work, wherever it is printed."""
 RESAMPLED = 400
@@ -85,6 +87,12 @@ class Prediction:
     scenarios: tuple[Scenario, ...] = ()
     timelines: tuple[ReplayedStep, ...] = ()  # of one step, as it was and after `best`, where they were asked for
     cannot_tell: tuple[str, ...] = ()
+
+    @property
+    def telling(self) -> tuple[Scenario, ...]:
+        """The predicted changes that gain or lose 0.1 % or more; the first one where none does."""
+        known = tuple(scenario for scenario in self.scenarios if scenario.gain is not None)
+        return tuple(one for one in known if one.gain is not None and abs(one.gain) >= LEAST_GAIN) or known[:1]
 
     @property
     def best(self) -> Scenario | None:

@@ -29,7 +29,7 @@ def draw_change_gains(source: Source) -> Drawing | Nothing:
     found = find_prediction(source)
     if isinstance(found, Nothing):
         return found
-    shown = [scenario for scenario in found.scenarios if scenario.gain is not None][:MAX_CHANGES]
+    shown = found.telling[:MAX_CHANGES]
     names = [describe(scenario.fix) for scenario in shown]
     gains = [100 * (scenario.gain or 0.0) for scenario in shown]
     bounds = [scenario.interval or (scenario.gain or 0.0,) * 2 for scenario in shown]

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from dtprof.analysis.whatif.prediction import NO_GAIN, Prediction, Scenario
+from dtprof.analysis.whatif.prediction import LEAST_GAIN, NO_GAIN, Prediction, Scenario
 from dtprof.formatting import format_fraction, format_ns, format_table, join_lines, list_ranks
 from dtprof.report.text.labelled_lines import labelled
 
@@ -48,12 +48,13 @@ def whatif_text(result: Prediction) -> str:
             lines += labelled("", ", ".join(shares), LABEL)
     known = [scenario for scenario in result.scenarios if scenario.gain is not None]
     if known:
-        rows = [("change", "step", "gain", "between"), *map(_row, known[:MAX_ROWS])]
-        lines += ["", *format_table(rows)]
-        if len(known) > MAX_ROWS:
-            lines.append(f"{len(known) - MAX_ROWS} more: --json")
+        shown = result.telling[:MAX_ROWS]
+        lines += ["", *format_table([("change", "step", "gain", "between"), *map(_row, shown)])]
+        if len(shown) < len(known):
+            small = len(known) - len(result.telling)
+            lines.append(f"{len(known) - len(shown)} more{f', {small} of them of 0.0 %' if small else ''}: --json")
         lines.append("")
-        assumed = (part for scenario in known[:MAX_ROWS] for part in scenario.assumes.split("; ") if part)
+        assumed = (part for scenario in shown for part in scenario.assumes.split("; ") if part)
         for assumption in dict.fromkeys(assumed):
             lines += labelled("assumes", assumption, LABEL)
     for reason in result.cannot_tell:
@@ -90,9 +91,13 @@ def _format_recovered(share: float) -> str:
 def _between(scenario: Scenario) -> str:
     if scenario.interval is None:
         return ""
-    return " to ".join(f"{100 * bound:.1f} %" for bound in scenario.interval)
+    return " to ".join(map(_percent, scenario.interval))
 
 
 def _row(scenario: Scenario) -> tuple[str, ...]:
-    gain = f"{100 * scenario.gain:.1f} %" if scenario.gain is not None else "-"
+    gain = _percent(scenario.gain) if scenario.gain is not None else "-"
     return " ".join(scenario.fix), format_ns(scenario.step_ns), gain, _between(scenario)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share if abs(share) >= LEAST_GAIN else 0:.1f} %"
