@@ -16,7 +16,7 @@ def align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[
     a, b = ([*reversed(frames_of(rank, operation))] for rank, operation in calls)
     a, b = _with_callers(a, b), _with_callers(b, a)
     common = 0
-    while common < min(len(a), len(b)) - 1 and a[common] == b[common]:
+    while common < min(len(a), len(b)) - 1 and _is_same_line(a[common], b[common]):
         common += 1
     if not a or not b or a[common].line == b[common].line:
         return a, b, None
@@ -31,6 +31,10 @@ def _with_callers(own: list[Site], other: list[Site]) -> list[Site]:
     return [*other[:at], *own] if at is not None else own
 
 
+def _is_same_line(a: Site, b: Site) -> bool:
+    return a.line == b.line and _is_same_function(a, b)
+
+
 def _is_same_function(a: Site, b: Site) -> bool:
     """Say whether two lines are in one function; what a signal has left knows no more than the last part of names."""
     return (a.file, a.function.rpartition(".")[2]) == (b.file, b.function.rpartition(".")[2])
@@ -38,12 +42,12 @@ def _is_same_function(a: Site, b: Site) -> bool:
 
 def frames_of(rank: RankState, operation: Operation) -> tuple[Site, ...]:
     """Return the frames of a call, innermost first: those of the stack where the rank is in it, else its line."""
-    frames = rank.last_frames or (rank.stack.frames if rank.stack is not None else ())
     site = operation.site
     if site is None:
         return ()
-    if operation.open and frames and (frames[0].file, frames[0].line) == (site.file, site.line):
-        return frames
+    for frames in (rank.stack.frames if rank.stack is not None else (), rank.last_frames):
+        if operation.open and frames and (frames[0].file, frames[0].line) == (site.file, site.line):
+            return frames
     return (site,)
 
 
@@ -89,6 +93,24 @@ def is_ahead_by_a_counter(
         return False
     own = [line for line in here.conditions if line not in there.conditions]
     return bool(own) and set(own) <= set(here.counted) and b[common].line < a[common].line
+
+
+def find_counter_past(
+    job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]
+) -> Site | None:
+    """Return the condition on a counter that a rank in the same loop went past, and the others did not.
+
+    Both are at the same position of the group, so that the rank is in its next round. None where more leads past.
+    """
+    a, b, common = align_frames(mine, theirs)
+    if common is None or (mine[1].group, mine[1].seq) != (theirs[1].group, theirs[1].seq):
+        return None
+    here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
+    if here is None or there is None or not there.loops or {*there.loops[:1]} != {*here.loops[:1]}:
+        return None
+    ways = find_ways_past(job, theirs, mine[0], after=None)
+    is_counted = bool(ways) and all(word == COUNTED for _, word in ways)
+    return ways[0][0] if is_counted and a[common].line < b[common].line else None
 
 
 def find_handler(job: JobState, rank: RankState) -> tuple[Site, bool] | None:
@@ -163,6 +185,10 @@ def _ways(place: SourcePlace, frame: Site, met: set[int], after: Operation | Non
     begin = site.line if site is not None and is_here else 0
     conditions = ((line, COUNTED if line in place.counted else "if") for line in place.conditions if line not in met)
     ways = [*place.ways_past, *conditions]
-    if begin < frame.line:
-        return [(line, word) for line, word in ways if begin < line <= frame.line]
-    return [(line, word) for line, word in ways if line > begin or line <= frame.line]
+    is_later_round = begin >= frame.line
+    # A handler stands after what it leads past.
+    return [
+        (line, word)
+        for line, word in ways
+        if word == "except" or (line > begin or line <= frame.line if is_later_round else begin < line <= frame.line)
+    ]

@@ -46,14 +46,14 @@ def at_lines(first: int, second: int, *, is_known: bool, are_ordered: bool = Tru
             rank.op("all_reduce", 200, site=one, nbytes=8)
 
     def place(_: str, line: int) -> SourcePlace | None:
-        following = frozenset({("broadcast", second)} if are_ordered and line == first else ())
-        return SourcePlace(in_loop=True, following=following) if is_known else None
+        branches = () if are_ordered else ((line, line),)
+        return SourcePlace(in_loop=True, following=frozenset(), branches=branches) if is_known else None
 
     (finding,) = found_by("rank_skipped_collective", build_job(ranks, find_place=place))[:1]
     return finding.confidence, OR_SWAPPED in finding.evidence
 
 
-def test_a_skip_may_be_a_swap_unless_the_source_comes_from_one_to_the_other() -> None:
+def test_a_skip_may_be_a_swap_unless_the_source_has_the_two_calls_in_one_order() -> None:
     assert at_lines(10, 11, is_known=False) == (0.7, True)
     assert at_lines(10, 11, is_known=True) == (0.95, False)
     assert at_lines(10, 11, is_known=True, are_ordered=False) == (0.7, True)  # as in two branches of a hook

@@ -1,12 +1,14 @@
 """Where the calls of two ranks part, and what in the source leads one past the call of the other."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from dtprof.diagnosis.job_state import JobState, SourcePlace, Stack
+from dtprof.diagnosis.parting_calls import align_frames, frames_of
 from dtprof.diagnosis.verdict import decide
-from dtprof.records.tables import Site
+from dtprof.records.tables import CrashStack, ProcessExit, Site
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import STEP, build_job
 
@@ -76,3 +78,26 @@ def test_who_is_past_the_end_of_the_loop_left_it() -> None:
     places = source() | {8: inside, 20: SourcePlace(in_loop=False, following=frozenset())}
     finding = decide(skipping(places)).findings[0]
     assert (finding.kind, finding.culprit_call_sites[1].line) == ("rank-skipped-collective", 5)
+
+
+def test_the_stack_of_a_rank_comes_before_what_the_signal_that_ended_it_has_left() -> None:
+    """Names there are not qualified: frames of both kinds are of one function by the last part of their names."""
+    job = skipping(source())
+    rank = job.ranks[0]
+    left = tuple(replace(site, function="f") for site in frames(("average", 10), ("main", 8)).frames)
+    ended = replace(
+        rank,
+        exit=ProcessExit(pid=0, status=-15, t_ns=1),
+        crash=CrashStack(signal=15, t_ns=1, thread="main", computes=False, frames=left),
+    )
+    (operation,) = ended.open_operations
+    assert [frame.function for frame in frames_of(ended, operation)] == ["average", "main"]
+    assert frames_of(replace(ended, stack=None), operation) == left
+    qualified = replace(rank.stack, frames=(replace(left[0], function="Lab.f"), left[1])) if rank.stack else None
+    other = (replace(job.ranks[2], stack=qualified), job.ranks[2].open_operations[0])
+    assert align_frames((replace(ended, stack=None), operation), other)[2] is None  # at one line
+
+
+def test_a_handler_around_the_call_is_a_way_past_it_though_it_stands_after() -> None:
+    finding = decide(skipping(source(ways_past=((12, "except"),)))).findings[0]
+    assert (finding.kind, finding.culprit_call_sites[1].line) == ("rank-skipped-collective", 12)

@@ -84,8 +84,9 @@ def find_skip(case: Case) -> Iterator[Finding]:
 def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, rank: RankState) -> bool:
     """Say whether a rank that waits in the call after the skipped one may have made the two in the other order.
 
-    It issued nothing after what precedes both but the call that it waits in. Where the source can be read, and comes
-    from the one line to the other, the program reaches these in one order alone: another order has lines of its own.
+    It issued nothing after what precedes both but the call that it waits in. Where the source can be read, and has
+    the two at lines that are no branches of one `if`, the program reaches these in one order alone: another order has
+    lines of its own.
     """
     now = rank.first_blocking
     newest = rank.operations[-2:]
@@ -99,10 +100,10 @@ def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, r
         return True
     if (skipped.site.file, skipped.site.function) != (now.site.file, now.site.function):
         return False
-    # Of a function that is called for each, as a hook is, one call makes the one or the other.
-    comes_to_now = any(line == now.site.line for _, line in here.following)
-    comes_to_skipped = any(line == skipped.site.line for _, line in there.following)
-    return not comes_to_now and not comes_to_skipped
+    # Of a function that is called for each, as a hook is, one call makes the one or the other branch of an `if`.
+    are_branches = bool(here.branches and there.branches) and here.branches[0] != there.branches[0]
+    is_one_if = are_branches and here.conditions == there.conditions and here.loops == there.loops
+    return skipped.site.line == now.site.line or is_one_if
 
 
 def find_left_loop(case: Case) -> Iterator[Finding]:

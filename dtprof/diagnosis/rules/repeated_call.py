@@ -10,7 +10,13 @@ from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.parting_calls import COUNTED, deviating_sites, find_ways_past, is_ahead_by_a_counter
+from dtprof.diagnosis.parting_calls import (
+    COUNTED,
+    deviating_sites,
+    find_counter_past,
+    find_ways_past,
+    is_ahead_by_a_counter,
+)
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.issued_operations import Operation
@@ -38,7 +44,7 @@ def find_repeated(case: Case) -> Iterator[Finding]:
 
 
 def find_ahead(case: Case) -> Iterator[Finding]:
-    """Give the finding for the few ranks that a condition on a counter led to a call that the others are not at yet."""
+    """Give the finding for the few ranks that a condition on a counter led to another call than the others."""
     job = case.job
     waiting = {rank.rank: o for rank in job.ranks.values() if (o := rank.first_blocking) is not None and not o.p2p}
     counted = Counter(o.label for o in waiting.values())
@@ -48,12 +54,16 @@ def find_ahead(case: Case) -> Iterator[Finding]:
     ahead = {rank: o for rank, o in waiting.items() if o.label == other}
     others = {rank: o for rank, o in waiting.items() if o.label == usual}
     reference = (job.ranks[min(others)], others[min(others)])
-    if few < most and all(is_ahead_by_a_counter(job, (job.ranks[r], o), reference) for r, o in ahead.items()):
+    odd = [(job.ranks[rank], o) for rank, o in ahead.items()]
+    is_ahead = all(is_ahead_by_a_counter(job, one, reference) for one in odd)
+    past = {one[0].rank: site for one in odd if not is_ahead and (site := find_counter_past(job, one, reference))}
+    if few < most and (is_ahead or len(past) == few):
         culprits, awaited, now = tuple(sorted(ahead)), others[min(others)], ahead[min(ahead)]
         yield Finding(
             kind="step-mismatch",
             summary=f"{capitalised(culprits)} {'is' if len(culprits) == 1 else 'are'} in another round than the others:"
-            f" a condition on a counter of the loop led to {operation_words(job, now)}; "
+            f" a condition on a counter of the loop led {'to' if is_ahead else 'past the call of these to'} "
+            f"{operation_words(job, now)}; "
             f"{wait_words(tuple(sorted(others)))} in {operation_words(job, awaited)}.",
             culprit_ranks=culprits,
             waiting_ranks=tuple(sorted(others)),
@@ -63,8 +73,8 @@ def find_ahead(case: Case) -> Iterator[Finding]:
             seq=now.seq,
             step=now.step,
             call_sites=call_sites(others),
-            culprit_call_sites=call_sites(ahead),
-            evidence=("nothing in the source leads past the call in which the others wait",),
+            culprit_call_sites=past or call_sites(ahead),
+            evidence=("nothing else in the source leads past the call in which the others wait",),
             advice=("Compare the rounds at which ranks began, as after a resume, and how often each leaves one out.",),
         )
 

@@ -82,3 +82,18 @@ def test_a_call_under_a_condition_on_a_counter_shows_a_rank_in_another_round() -
 
 def test_a_condition_on_more_than_a_counter_shows_no_other_round() -> None:
     assert not found_by("repeated_call", counting(counted=()))
+
+
+def test_who_went_past_a_condition_on_a_counter_that_the_others_met_is_in_another_round() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        rank.op("all_reduce", 0, 9, site=rank.site("all_reduce", line=10), nbytes=64)
+        op, line = ("all_reduce", 10) if rank.rank == 1 else ("all_gather", 21)
+        rank.op(op, STEP, site=rank.site(op, line=line), nbytes=8)
+    loop = ((8, 30),)
+    report = SourcePlace(
+        in_loop=True, following=frozenset(), loops=loop, branches=((21, 21),), conditions=(20,), counted=(20,)
+    )
+    places = {10: SourcePlace(in_loop=True, following=frozenset({("all_gather", 21)}), loops=loop), 21: report}
+    finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.culprit_call_sites[1].line) == ("step-mismatch", (1,), 20)

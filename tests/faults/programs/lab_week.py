@@ -60,8 +60,8 @@ def a_table_left_out_by_a_swallowed_error(rank: int) -> None:
         try:
             if rank == 1 and number == 3:
                 raise LookupError("no column of that name")
-            lab.table(loss)  # here
-        except LookupError:
+            lab.table(loss)
+        except LookupError:  # here
             pass
 
 
@@ -84,8 +84,8 @@ def a_checkpoint_restored_with_an_older_counter(rank: int) -> None:
     start = {"step": 7 if rank == 2 else 9}["step"]
     for step in range(start, 20):
         lab.fit()
-        if step % 5 == 4:
-            lab.table(0.0)  # here
+        if step % 5 == 4:  # here
+            lab.table(0.0)
 
 
 @healthy()
