@@ -237,6 +237,7 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     likeness = {rank: own[:shortest].tobytes() for rank, own in codes.items()}
     # What most ranks did is what the program says: they are the reference, and the odd ones shifted against it.
     usual = _usual(likeness, {rank: table[:shortest] for rank, table in cut.items()})
+    surplus = _surplus(job, cut)
     reference = next(rank for rank, own in likeness.items() if own == usual)
     shifts = {
         rank: shift
@@ -248,7 +249,7 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
                 own,
                 cut[reference],
                 cut[rank],
-                surplus=_surplus(job, cut, rank),
+                surplus=surplus.get(rank, 0),
                 tail=MIN_LAST if job.went_wrong and job.ranks[rank].finished else MIN_TAIL,
             )
         )
@@ -264,7 +265,7 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
         shifts = {
             rank: shift
             for rank, own in codes.items()
-            if (shift := _more_rounds(codes[reference], own, surplus=_surplus(job, cut, rank))) is not None
+            if (shift := _more_rounds(codes[reference], own, surplus=surplus.get(rank, 0))) is not None
         }
     if not shifts:
         early = _find_early_step(cut, reference, shortest) if clock == "step" and not job.went_wrong else None
@@ -337,12 +338,15 @@ def _codes(table: Array, clock: str) -> Codes:
     return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (time << np.uint64(40)), np.uint64)
 
 
-def _surplus(job: JobState, tables: dict[int, Array], rank: int) -> int:
-    """Return how many extra operations a rank issued, if all others exited without an error after equally many."""
-    lengths = {len(table) for other, table in tables.items() if other != rank}
-    if len(lengths) > 1 or not all(job.ranks[other].finished for other in tables if other != rank):
-        return 0
-    return max(0, len(tables[rank]) - lengths.pop())
+def _surplus(job: JobState, tables: dict[int, Array]) -> dict[int, int]:
+    """Return how many extra operations ranks issued of which all others exited without an error after equally many."""
+    lengths = Counter(map(len, tables.values()))
+    running = [rank for rank in tables if not job.ranks[rank].finished]
+    if len(lengths) != 2 or len(running) > 1:
+        return {}
+    few, many = sorted(lengths)
+    odd = [rank for rank, table in tables.items() if len(table) == many]
+    return {odd[0]: many - few} if len(odd) == 1 and set(running) <= set(odd) else {}
 
 
 def _shift(
