@@ -8,6 +8,7 @@ from dtprof.lint.lint_findings import LintFinding
 from dtprof.lint.rank_steps import catches, places_of, text_of
 from dtprof.lint.sequences import Sequences
 from dtprof.lint.sources import Function
+from dtprof.lint.syntax import TryStatement
 from dtprof.lint.walker import place_of
 
 
@@ -61,7 +62,7 @@ def check_handlers(function: Function, sequences: Sequences) -> Iterator[LintFin
 
 
 def _may_fail_alone(
-    statement: ast.Try | ast.TryStar,
+    statement: TryStatement,
     function: Function,
     sequences: Sequences,
     handler: ast.ExceptHandler | None = None,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from dtprof.lint import vocabulary
 from dtprof.lint.lint_findings import SourceLocation
 from dtprof.lint.rank_values import Value
+from dtprof.lint.syntax import TryStatement
 
 OP, LOOP, BRANCH, BREAK, RETURN = "op", "loop", "branch", "break", "return"
 
@@ -174,7 +175,7 @@ def turns_off(node: ast.expr) -> bool:
     return isinstance(func, ast.Attribute) and func.attr in ("no_sync", "join", "accumulate", "no_backward_sync")
 
 
-def swallows(node: ast.With | ast.AsyncWith | ast.Try | ast.TryStar) -> bool:
+def swallows(node: ast.With | ast.AsyncWith | TryStatement) -> bool:
     """Say whether a block of one statement suppresses its exception: the statement may be meant to raise."""
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Expr | ast.Assign):
         return False

@@ -30,6 +30,7 @@ from dtprof.lint.rank_values import (
     truth,
 )
 from dtprof.lint.sources import Class, Function, Program, last_name
+from dtprof.lint.syntax import TryStatement
 
 MAX_DEPTH = 4
 MAX_NESTING = 60
@@ -401,7 +402,7 @@ class _Binder:
                 if item.optional_vars is not None:
                     self._assign(item.optional_vars, value)
             self.block(node.body)
-        elif isinstance(node, ast.Try | ast.TryStar):
+        elif isinstance(node, TryStatement):
             self.block(node.body)
             tried = dict(self._scope.names)
             for handler in node.handlers:

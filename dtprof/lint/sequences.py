@@ -12,6 +12,7 @@ from dtprof.lint.rank_steps import OP, Condition, Token, Tokens
 from dtprof.lint.rank_values import NUM_RANKS, Value, truth
 from dtprof.lint.scopes import Scope, Scopes
 from dtprof.lint.sources import Function, last_name
+from dtprof.lint.syntax import TryStatement
 from dtprof.lint.walker import TooManyPathsError, Walker, own_nodes, place_of
 
 MAX_INLINED = 60
@@ -139,13 +140,13 @@ class Sequences:
             conditions = (condition,)
         return walker.block(function.body, 0, tuple, conditions, in_loop=False)
 
-    def handlers(self, function: Function) -> Iterator[tuple[ast.Try | ast.TryStar, ast.ExceptHandler | None, Tokens]]:
+    def handlers(self, function: Function) -> Iterator[tuple[TryStatement, ast.ExceptHandler | None, Tokens]]:
         """Yield the operations of a function in its exception handlers and, with None as handler, in finally blocks."""
         scope = self._scopes.known(function)
         if scope is None:
             return
         for node in own_nodes(function):
-            if isinstance(node, ast.Try | ast.TryStar):
+            if isinstance(node, TryStatement):
                 for handler, body in (*((one, one.body) for one in node.handlers), (None, node.finalbody)):
                     try:
                         found = Walker(self.issued, function, scope, 0).block(body, 0, tuple, (), in_loop=False)

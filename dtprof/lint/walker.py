@@ -29,12 +29,13 @@ from dtprof.lint.rank_steps import (
 from dtprof.lint.rank_values import Value, truth
 from dtprof.lint.scopes import Scope
 from dtprof.lint.sources import Function, last_name
+from dtprof.lint.syntax import TRY_STATEMENTS, TryStatement
 
 MAX_TOKENS = 4000
 """Limit of steps in one function; larger functions are not compared."""
 _COMPOUND = (
     *(ast.Return, ast.Continue, ast.Break, ast.If, ast.For, ast.AsyncFor, ast.While),
-    *(ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match),
+    *(*TRY_STATEMENTS, ast.With, ast.AsyncWith, ast.Match),
 )
 
 
@@ -121,7 +122,7 @@ class Walker:
             return self._branch(node, rest, conditions, in_loop=in_loop)
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             return (*self._loop(node, conditions), *self.block(node.orelse, 0, rest, conditions, in_loop=in_loop))
-        if isinstance(node, ast.Try | ast.TryStar):
+        if isinstance(node, TryStatement):
             self._catch(node, rest, in_loop=in_loop)
             after = [*node.orelse, *node.finalbody]
 
@@ -141,14 +142,14 @@ class Walker:
         return rest()
 
     def _inside(
-        self, node: ast.With | ast.AsyncWith | ast.Try | ast.TryStar, conditions: tuple[Condition, ...]
+        self, node: ast.With | ast.AsyncWith | TryStatement, conditions: tuple[Condition, ...]
     ) -> tuple[Condition, ...]:
         """Return the conditions inside a block."""
         if not swallows(node):
             return conditions
         return (*conditions, Condition(node, Value(), place_of(self._function, node), "caught"))
 
-    def _catch(self, node: ast.Try | ast.TryStar, rest: Callable[..., Tokens], *, in_loop: bool) -> None:
+    def _catch(self, node: TryStatement, rest: Callable[..., Tokens], *, in_loop: bool) -> None:
         """Register the raises of a block that its handlers catch: they continue in the handler."""
 
         def through(handler: ast.ExceptHandler) -> Callable[[tuple[Condition, ...]], Tokens]:
