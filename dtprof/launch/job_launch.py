@@ -107,7 +107,9 @@ def run_job(
             manifest = run_directory.JoinedLauncher(run, command)
     except DiskFullError as error:
         say(f"{error}: nothing is recorded, the job runs uninstrumented")
-        return JobEnd(run=None, status=start(command, dict(os.environ)).wait(lambda: None), stopped_by_us=False)
+        # Off, or a launcher whose every job is recorded would become the command of another `dtprof run`, for ever.
+        bare = {**os.environ, "DTPROF_OFF": "1"}
+        return JobEnd(run=None, status=start(command, bare).wait(lambda: None), stopped_by_us=False)
     set_run(run)
     may_be_joined = settings.join or job is not None  # else no port is opened
     with child_process.signals_held():

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,45 @@ def test_a_job_runs_whatever_the_store_is_like(venv: Path, store: Path, tmp_path
     result = ran(venv, str(launcher(tmp_path)), DTPROF_HANG_AFTER="soon")
     assert result.returncode == 0
     assert "DTPROF_HANG_AFTER" in result.stderr
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """Mount a file system in memory at a new folder."""
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", *options, "none", str(folder)]).returncode:
+        pytest.skip("a full or read-only store is not tested: mounting a file system needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_job_runs_where_the_store_is_read_only(venv: Path, tmp_path: Path) -> None:
+    injection.install(str(venv))
+    with mounted(tmp_path / "store", "-o", "ro") as store:
+        result = ran(venv, str(launcher(tmp_path)), "x", DTPROF_ALWAYS=str(store))
+    assert result.returncode == 0
+    assert result.stdout.startswith("['x'] None ")
+    assert result.stderr == (
+        f"dtprof: {store}/{ME} cannot be made (Read-only file system); expected the store of `inject install`: "
+        "the job is not recorded\n"
+    )
+
+
+def test_a_job_runs_where_the_store_is_full(venv: Path, tmp_path: Path) -> None:
+    injection.install(str(venv))
+    with mounted(tmp_path / "store", "-o", "size=64k") as store:
+        with pytest.raises(OSError, match="No space left"):
+            (store / "others").write_bytes(bytes(1 << 20))
+        # Where each launch starts the next one, the job never begins: `timeout` ends all of them, as one process group.
+        command = ["timeout", "--signal=KILL", "30", str(venv), str(launcher(tmp_path)), "x"]
+        result = ran(Path("/usr/bin/env"), *command, DTPROF_ALWAYS=str(store))
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.startswith("['x'] None ")
+    assert result.stderr.count("\n") == 1
+    assert "cannot be written to (No space left on device)" in result.stderr
+    assert "nothing is recorded, the job runs uninstrumented" in result.stderr
 
 
 def test_nobody_else_can_prepare_a_folder_a_policy_or_a_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
