@@ -5,6 +5,7 @@ What diagnoses is loaded when it is needed first: a launch waits for none of it.
 
 import importlib
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,6 +139,12 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
 
 
 def _why_nothing(opened: "Run") -> str:
+    from dtprof.formatting import format_bytes
+    from dtprof.records import schema
+
+    if opened.processes and (free := shutil.disk_usage(opened.path).free) < schema.SEGMENT_SIZE:
+        needed = format_bytes(schema.SEGMENT_SIZE)
+        return f"the disk of the run has {format_bytes(free)} left, and a rank takes {needed} when it begins its log"
     if opened.processes:
         return "torch was imported, but no process joined a group, ran a backward pass or an optimizer step"
     return (
