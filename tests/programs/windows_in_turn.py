@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 def states(run):
     """Return the states of the windows of each rank so far."""
-    lines = [file.read_text().splitlines() for file in sorted(run.glob("rank-*/strings.jsonl"))]
+    # A rank may be writing its last line.
+    lines = [file.read_text().split("\n")[:-1] for file in sorted(run.glob("rank-*/strings.jsonl"))]
     entries = [[json.loads(line) for line in of_rank if '"window"' in line] for of_rank in lines]
     return [{entry["state"] for entry in of_rank if entry["k"] == "window"} for of_rank in entries]
 
