@@ -116,13 +116,15 @@ matrix:
 	@.venv/bin/python -m tests.matrix $(PAIRS) $(if $(WHEEL),--wheel $(WHEEL)) --write docs/explanation/measurements/versions.md
 
 # On a machine with a GPU, a Python that has torch for CUDA, and no network: PART=build|tests|bench|trainer|layouts, each under
-# ten minutes; SECONDS=540 ends all of them within that, the most telling first; ONLY=NAME,... takes up what was left out.
+# ten minutes; SECONDS=540 ends all of them within that, the most telling first; ONLY=NAME,... takes up what was left out;
+# KEEP=FOLDER keeps what is recorded.
 # `.ci/gpu-wheels` gets beforehand what else it needs.
 PART = all
 SECONDS =
 ONLY =
+KEEP =
 gpu:
-	@.ci/gpu $(PART) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY))
+	@.ci/gpu $(PART) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep $(KEEP))
 
 RECORD =
 COMPARE =

@@ -56,7 +56,7 @@ def main() -> None:
         )
     )
     turns = sum(ours - theirs > TURN_NS for ours, theirs in pairs)
-    note = "the device gave the other process a turn between kernel and event"
+    note = "as where the other process has its turn on the device between kernel and event"
     emit(Figure(name="durations more than 1 ms too long", value=turns, unit=f"of {len(pairs)}", note=note))
     for name in sorted({row["op"] for row in known}):
         chosen = [pair for row, pair in zip(known, pairs, strict=True) if row["op"] == name]

@@ -44,7 +44,7 @@ def victims(job: JobState, culprits: set[int]) -> tuple[int, ...]:
     )
 
 
-def first_blocking_of(job: JobState, ranks: tuple[int, ...]) -> dict[int, Operation]:
+def first_blocking_of(job: JobState, ranks: Iterable[int]) -> dict[int, Operation]:
     """Return the operation that blocked each of these ranks."""
     return {rank: operation for rank in ranks if (operation := job.ranks[rank].first_blocking) is not None}
 

@@ -99,7 +99,6 @@ def with_device_health(job: JobState, finding: Finding, ranks: Iterable[int]) ->
     reasons = [f"the health of these devices is not known: {reason}" for reason in unknown if reason]
     if not (troubles or reasons) and hosts:
         troubles = ["NVML reports no Xid and no uncorrected ECC error on the GPUs of these hosts"]
-    backend = finding.group.backend if finding.group is not None else None
-    if "nccl" in (backend or "") and job.log is None:
+    if finding.group is not None and finding.group.is_nccl and job.log is None:
         reasons.append("what NCCL itself reports is in the output of the job only: give its log as one more path")
     return replace(finding, evidence=(*finding.evidence, *troubles), leaves_open=(*finding.leaves_open, *reasons))

@@ -9,6 +9,7 @@ from dtprof.records.tables import Site
 
 COUNTED = "if on a counter"
 """The way past a call of a rank that is in another round: the condition hangs on nothing else."""
+OTHER_ROUND_ADVICE = "Compare the rounds at which ranks began, as after a resume, and how often each leaves one out."
 
 
 def align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[Site], int | None]:

@@ -91,7 +91,7 @@ def message_tags(messages: Array, groups: Mapping[int, Group]) -> npt.NDArray[np
         groups: its groups, by their numbers in its records.
     """
     tags: npt.NDArray[np.int64] = messages["tag"].astype(np.int64) & 0x7FFFFFFF
-    ignoring = [number for number, group in groups.items() if group.ignores_tags]
+    ignoring = [number for number, group in groups.items() if group.is_nccl]
     if ignoring:
         on_device = (messages["flags"] & codes.DEVICE) != 0
         tags[on_device & np.isin(messages["group"], ignoring)] = 0

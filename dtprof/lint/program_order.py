@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate
 from pathlib import Path
 
 from dtprof.lint.sources import SCOPES, last_name, read_tree
@@ -108,10 +108,10 @@ def _take(
 ) -> None:
     """Add the places of statements that follow one another, given what follows the last of them."""
     following = after.following
-    ways = [tuple(_find_ways(statement)) for statement in statements]
+    ways_before = [*accumulate((tuple(_find_ways(statement)) for statement in statements), initial=())]
     for at, statement in reversed([*enumerate(statements)]):
         place = replace(
-            after, following=following, ways_past=tuple(dict.fromkeys((*after.ways_past, *chain(*ways[:at]))))
+            after, following=following, ways_past=tuple(dict.fromkeys((*after.ways_past, *ways_before[at])))
         )
         own = _find_counters(statement, counters) if isinstance(statement, SCOPES) else counters
         if isinstance(statement, SCOPES):

@@ -161,8 +161,8 @@ class Group:
     instance: int = 0  # groups of this name and these members that were created before, where a finding names it
 
     @property
-    def ignores_tags(self) -> bool:
-        """Say whether its messages between devices are matched by their order alone, as NCCL does."""
+    def is_nccl(self) -> bool:
+        """Say whether NCCL carries what goes between devices: it matches messages without their tags."""
         return "nccl" in (self.backend or "")
 
 

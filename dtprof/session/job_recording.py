@@ -142,10 +142,12 @@ def _why_nothing(opened: "Run") -> str:
     from dtprof.formatting import format_bytes
     from dtprof.records import schema
 
-    if opened.processes and (free := shutil.disk_usage(opened.path).free) < schema.SEGMENT_SIZE:
-        needed = format_bytes(schema.SEGMENT_SIZE)
-        return f"the disk of the run has {format_bytes(free)} left, and a rank takes {needed} when it begins its log"
     if opened.processes:
+        if (free := shutil.disk_usage(opened.path).free) < schema.SEGMENT_SIZE:
+            needed = format_bytes(schema.SEGMENT_SIZE)
+            return (
+                f"the disk of the run has {format_bytes(free)} left, and a rank takes {needed} when it begins its log"
+            )
         return "torch was imported, but no process joined a group, ran a backward pass or an optimizer step"
     return (
         "no Python process with torch was reached: is it Python, and not run with -E, -I, -S or a cleared environment?"

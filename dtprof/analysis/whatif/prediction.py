@@ -92,7 +92,7 @@ class Prediction:
     def telling(self) -> tuple[Scenario, ...]:
         """The predicted changes that gain or lose 0.1 % or more; the first one where none does."""
         known = tuple(scenario for scenario in self.scenarios if scenario.gain is not None)
-        return tuple(one for one in known if one.gain is not None and abs(one.gain) >= LEAST_GAIN) or known[:1]
+        return tuple(scenario for scenario in known if abs(scenario.gain or 0.0) >= LEAST_GAIN) or known[:1]
 
     @property
     def best(self) -> Scenario | None:

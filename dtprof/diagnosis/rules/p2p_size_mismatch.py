@@ -66,7 +66,7 @@ def explain_stall(case: Case, stall: Finding) -> Iterator[Finding]:
     """
     waiting = set(stall.waiting_ranks)
     for odd in case.findings(find_odd_sizes):
-        if waiting.issuperset(odd.culprit_ranks) and "nccl" in ((odd.group and odd.group.backend) or ""):
+        if waiting.issuperset(odd.culprit_ranks) and odd.group is not None and odd.group.is_nccl:
             yield replace(explain(odd, stall), waiting_ranks=tuple(sorted(waiting.difference(odd.culprit_ranks))))
             return
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from dtprof.diagnosis.blocked_ranks import call_sites, fewest_steps, places_of, victims
+from dtprof.diagnosis.blocked_ranks import call_sites, fewest_steps, first_blocking_of, places_of, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, wait_words
 from dtprof.diagnosis.job_state import JobState
@@ -97,7 +97,7 @@ def _pipeline_finding(job: JobState, words: dict[int, str]) -> Finding:
         usual = max(counted, key=lambda text: [int(part) for part in text.split() if part.isdigit()])
     culprits = tuple(sorted(rank for rank, value in words.items() if value != usual))
     blocked = victims(job, set(culprits))
-    operations = {rank: operation for rank in blocked if (operation := job.ranks[rank].first_blocking) is not None}
+    operations = first_blocking_of(job, blocked)
     operation = next(iter(operations.values()), None)
     places = places_of(job.ranks[rank] for rank in culprits)
     runs = "runs" if len(culprits) == 1 else "run"

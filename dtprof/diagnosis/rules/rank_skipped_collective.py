@@ -6,12 +6,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dtprof.diagnosis.blocked_ranks import call_sites, operation_words, places_of
+from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words, places_of
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState, SourcePlace
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
-from dtprof.diagnosis.parting_calls import COUNTED, align_frames, find_handler, find_ways_past, frames_of
+from dtprof.diagnosis.parting_calls import (
+    COUNTED,
+    OTHER_ROUND_ADVICE,
+    align_frames,
+    find_handler,
+    find_ways_past,
+    frames_of,
+)
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT, find_apart
 from dtprof.formatting import plural
@@ -116,7 +123,7 @@ def find_left_loop(case: Case) -> Iterator[Finding]:
     new = _find_new_places(job)
     for collective in sorted(case.open_collectives, key=lambda collective: collective.group.ranks) if new else ():
         expected = next(iter(collective.waiting.values()))
-        elsewhere = {rank: now for rank in collective.absent if (now := job.ranks[rank].first_blocking) is not None}
+        elsewhere = first_blocking_of(job, collective.absent)
         left = tuple(
             rank
             for rank, now in elsewhere.items()
@@ -619,7 +626,7 @@ def _one_more_turn(job: JobState, skip: Finding, made: tuple[RankState, Operatio
 
     They are not as many steps further as a later round would be.
     """
-    now = {rank: o for rank in skip.culprit_ranks if (o := job.ranks[rank].first_blocking) is not None}
+    now = first_blocking_of(job, skip.culprit_ranks)
     is_inside = [_is_in_a_loop_of_its_own(job, made, (job.ranks[rank], o)) for rank, o in now.items()]
     if len(now) < len(skip.culprit_ranks) or not all(is_inside):
         return None
@@ -645,7 +652,7 @@ def _at_another_step(job: JobState, skip: Finding, skipped: Operation) -> Findin
 
     As after a resume from another step. Had they left the round early, the source would show where.
     """
-    waiting = {rank: o for rank in skip.waiting_ranks if (o := job.ranks[rank].first_blocking) is not None}
+    waiting = first_blocking_of(job, skip.waiting_ranks)
     ways = _ways_past(job, skip.culprit_ranks, waiting)
     if {rank for rank, _, _ in ways} < {*skip.culprit_ranks} or any(word != COUNTED for _, _, word in ways):
         return None
@@ -664,7 +671,7 @@ def _at_another_step(job: JobState, skip: Finding, skipped: Operation) -> Findin
             *(fact for fact in skip.evidence[: len(skip.culprit_ranks)]),
             "nothing else in the source leads past this call, and before it operations agree in form only",
         ),
-        advice=("Compare the rounds at which ranks began, as after a resume, and how often each leaves one out.",),
+        advice=(OTHER_ROUND_ADVICE,),
     )
 
 
@@ -695,10 +702,8 @@ def explain_message(case: Case, unmatched: Finding) -> Iterator[Finding]:
         awaited = next(iter(collective.waiting.values()))
         ahead = tuple(
             rank
-            for rank in collective.absent
-            if (now := job.ranks[rank].first_blocking) is not None
-            and now.p2p
-            and _left_out(job.ranks[rank], awaited, reached=now.step)
+            for rank, now in first_blocking_of(job, collective.absent).items()
+            if now.p2p and _left_out(job.ranks[rank], awaited, reached=now.step)
         )
         if ahead:
             yield explain(_skip_finding(job, awaited, ahead, confidence=0.85), unmatched)

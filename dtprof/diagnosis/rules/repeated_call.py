@@ -6,12 +6,13 @@ The others then wait in a collective that this rank seems to have left out.
 from collections import Counter
 from collections.abc import Iterator
 
-from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
+from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.parting_calls import (
     COUNTED,
+    OTHER_ROUND_ADVICE,
     deviating_sites,
     find_counter_past,
     find_ways_past,
@@ -33,7 +34,7 @@ def find_repeated(case: Case) -> Iterator[Finding]:
     again, the few left them out.
     """
     job = case.job
-    waiting = {rank.rank: o for rank in job.ranks.values() if (o := rank.first_blocking) is not None and not o.p2p}
+    waiting = _waiting_in_collectives(job)
     for repeated in _find_repetitions(job, waiting):
         usual = next(iter(repeated.values())).usual
         others = {rank: o for rank, o in waiting.items() if rank not in repeated and o.label == usual.label}
@@ -46,7 +47,7 @@ def find_repeated(case: Case) -> Iterator[Finding]:
 def find_ahead(case: Case) -> Iterator[Finding]:
     """Give the finding for the few ranks that a condition on a counter led to another call than the others."""
     job = case.job
-    waiting = {rank.rank: o for rank in job.ranks.values() if (o := rank.first_blocking) is not None and not o.p2p}
+    waiting = _waiting_in_collectives(job)
     counted = Counter(o.label for o in waiting.values())
     if len(counted) != 2:
         return
@@ -75,8 +76,12 @@ def find_ahead(case: Case) -> Iterator[Finding]:
             call_sites=call_sites(others),
             culprit_call_sites=past or call_sites(ahead),
             evidence=("nothing else in the source leads past the call in which the others wait",),
-            advice=("Compare the rounds at which ranks began, as after a resume, and how often each leaves one out.",),
+            advice=(OTHER_ROUND_ADVICE,),
         )
+
+
+def _waiting_in_collectives(job: JobState) -> dict[int, Operation]:
+    return {rank: o for rank, o in first_blocking_of(job, job.ranks).items() if not o.p2p}
 
 
 def _find_repetitions(job: JobState, waiting: dict[int, Operation]) -> list[dict[int, Repetition]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtprof.diagnosis.blocked_ranks import call_sites, places_of, victims
+from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, places_of, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
 from dtprof.diagnosis.job_state import RankState
@@ -50,7 +50,7 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
     if not culprits:
         return
     blocked = tuple(sorted(set(victims(job, set(culprits))) | set(cause.waiting_ranks) - set(culprits)))
-    operations = {rank: operation for rank in blocked if (operation := job.ranks[rank].first_blocking) is not None}
+    operations = first_blocking_of(job, blocked)
     places = places_of(job.ranks[rank] for rank in culprits)
     first = out[culprits[0]]
     after = f" after {first.batches}" if counted else ""

@@ -361,7 +361,7 @@ def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupId], t
     past_columns = np.array([*past.messages], np.int64).reshape(-1, 4)
     past_sends = ids_named(tables.ops, events.POINT_TO_POINT[:1])[past_columns[:, 1]]
     # Whether those went between devices is not counted: in a group that ignores tags, all of them count as such.
-    ignoring = [number for number, group in tables.groups.items() if group.ignores_tags]
+    ignoring = [number for number, group in tables.groups.items() if group.is_nccl]
     past_columns[np.isin(past_columns[:, 0], ignoring), 3] = 0
     past_keys = _channel_keys(past_columns[:, 0], past_columns[:, 2], past_sends, past_columns[:, 3])
     before: Counter[int] = Counter()
@@ -460,7 +460,7 @@ class _Maker:
         self._rows = rows[first:].copy() if first else rows
         self._nth = nth[first:].copy() if first else nth
         self._names = rows.dtype.names or ()
-        self._ignoring_tags = {number for number, group in tables.groups.items() if group.ignores_tags}
+        self._ignoring_tags = {number for number, group in tables.groups.items() if group.is_nccl}
 
     def operation(self, i: int) -> Operation:
         """Return the operation of one row."""
