@@ -76,7 +76,10 @@ def main(arguments: Sequence[str]) -> int:
     os.environ[REHEARSED] = "1" if given.rehearse else ""
     limit_s = given.seconds or patience(LIMITS_S.get(given.part, PART_S))
     deadline_s = time.monotonic() + limit_s - given.spent
-    only = given.only.split(",") if given.only else [one.module for one in PARTS[given.part]]
+    known = [one.module for one in PARTS[given.part]]
+    only = given.only.split(",") if given.only else known
+    if unknown := [name for name in only if name not in known]:
+        parser.error(f"part {given.part} has no {', '.join(unknown)}; it has {', '.join(dict.fromkeys(known))}")
     chosen = [one for one in PARTS[given.part] if one.module in only]
     file = FigureFile(given.into, given.part)
     with (given.into / "gpu.log").open("a", encoding="utf-8") as log:

@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from dtprof.capture.native import build
 from dtprof.records import schema
 from tests.accelerator.compiled_device import ensure_library
@@ -46,11 +48,15 @@ def main() -> int:
     arguments = parser.parse_args()
     forked_jobs.HANG_AFTER_S = arguments.hang_after
     programs.load()
+    if unknown := [name for name in arguments.names if name not in PROGRAMS]:
+        parser.error(f"no program is called {', '.join(unknown)}; tests/faults/programs holds them")
     devices = ("cpu", "sim") if arguments.on == "both" else (arguments.on,)
     for module in LATE_IMPORTS:
         importlib.import_module(module)  # once, for all ranks
     if "sim" in devices:
         ensure_library()
+    if "cuda" in devices and torch.version.cuda is None:  # a process that forks must not ask for the devices
+        parser.error(f"torch {torch.__version__} is built without CUDA; --on sim runs on the simulated accelerator")
 
     library = "" if arguments.no_native else build.ensure(schema.cpp_header(), timeout_s=300)["library"] or ""
     chosen = arguments.names or (list(PROGRAMS) if devices == ("cpu",) else [*FAULTY, *SOUND])
