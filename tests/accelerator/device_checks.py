@@ -6,6 +6,8 @@ import copy
 import io
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +28,16 @@ MS = 1_000_000
 
 def timed() -> torch.Event:
     return torch.Event("sim", enable_timing=True)
+
+
+@contextmanager
+def held_stream() -> Iterator[None]:
+    """A kernel that ends when the block does: what the block launches is queued behind it, however slow the host is."""
+    stream = sim.current_stream()
+    sim.spin_forever()
+    yield
+    assert not stream.query()
+    sim.release_all()
 
 
 class SmallNet(nn.Module):
@@ -155,20 +167,19 @@ def test_what_programs_do_besides_works() -> None:
 
 
 def test_host_runs_ahead_and_item_waits() -> None:
-    # 20 kernels of 2 ms: launched in a fraction of the 40 ms that .item() then waits for
+    # 20 kernels of 2 ms, all launched before the first begins: .item() waits for the 40 ms
     x = torch.ones(4, 4, device="sim")
     sim.synchronize()
     sim.set_cost("aten::mm", 2 * MS)
-    begin_ns = time.monotonic_ns()
     y = x
-    for _ in range(20):
-        y = y @ x
-    launched_ns = time.monotonic_ns()
+    with held_stream():
+        for _ in range(20):
+            y = y @ x
+        released_ns = time.monotonic_ns()
     y.sum().item()
     waited_ns = time.monotonic_ns()
     sim.set_cost("aten::mm", -1)
-    assert launched_ns - begin_ns < 20 * MS
-    assert waited_ns - begin_ns >= 40 * MS
+    assert waited_ns - released_ns >= 40 * MS
 
 
 @pytest.mark.parametrize("cost_ns", [50_000, 500_000, 5 * MS])
@@ -177,12 +188,12 @@ def test_events_read_what_kernels_cost_to_the_ns(cost_ns: int) -> None:
     x @ x
     sim.synchronize()
     sim.set_cost("aten::mm", cost_ns)
-    sim.spin(5 * MS)  # the host gets ahead
-    begin.record()
-    for _ in range(10):
-        x @ x
-    end.record()
-    assert not end.query()
+    with held_stream():
+        begin.record()
+        for _ in range(10):
+            x @ x
+        end.record()
+        assert not end.query()
     end.synchronize()
     sim.set_cost("aten::mm", -1)
     assert begin.elapsed_time(end) == pytest.approx(10 * cost_ns / MS, rel=1e-9)
@@ -192,20 +203,18 @@ def test_wait_for_an_event_stalls_the_stream_and_not_the_host() -> None:
     # 10 ms on the side stream under 4 ms on the main one: 6 ms of the wait are exposed
     side, main = sim.Stream(), sim.current_stream()
     gate, done, points = timed(), timed(), [timed() for _ in range(3)]
-    begin_ns = time.monotonic_ns()
-    sim.spin(20 * MS)
-    gate.record()
-    side.wait_event(gate)
-    with sim.stream(side):
-        assert sim.current_stream() == side
-        sim.spin(10 * MS)
-        done.record()
-    points[0].record()
-    sim.spin(4 * MS)
-    points[1].record()
-    main.wait_event(done)
-    points[2].record()
-    assert time.monotonic_ns() - begin_ns < 20 * MS
+    with held_stream():
+        gate.record()
+        side.wait_event(gate)
+        with sim.stream(side):
+            assert sim.current_stream() == side
+            sim.spin(10 * MS)
+            done.record()
+        points[0].record()
+        sim.spin(4 * MS)
+        points[1].record()
+        main.wait_event(done)
+        points[2].record()
     points[2].synchronize()
     assert points[0].elapsed_time(points[1]) == pytest.approx(4, rel=1e-9)
     assert points[1].elapsed_time(points[2]) == pytest.approx(6, rel=1e-9)
@@ -213,14 +222,15 @@ def test_wait_for_an_event_stalls_the_stream_and_not_the_host() -> None:
 
 def test_event_recorded_again_means_its_latest_recording() -> None:
     reference, event = timed(), timed()
-    sim.spin(MS)
-    reference.record()
-    event.record()
+    with held_stream():
+        reference.record()
+        event.record()
     event.synchronize()
     assert reference.elapsed_time(event) == 0
-    sim.spin(30 * MS)
-    event.record()
-    assert not event.query()
+    with held_stream():
+        sim.spin(30 * MS)
+        event.record()
+        assert not event.query()
     event.synchronize()
     assert reference.elapsed_time(event) >= 30
 
@@ -228,16 +238,18 @@ def test_event_recorded_again_means_its_latest_recording() -> None:
 def test_trace_is_what_ran() -> None:
     sim.configure(trace=1)
     sim.take_trace()
-    until_ns = sim.now() + 20 * MS
-    sim.spin_until(until_ns)
-    sim.spin(3 * MS)
+    with held_stream():
+        until_ns = sim.now() + 200 * MS
+        sim.spin_until(until_ns)
+        sim.spin(3 * MS)
     sim.set_cost("sim::d2h", MS)
     torch.ones(2, device="sim").cpu()
     sim.set_cost("sim::d2h", -1)
     sim.configure(trace=0)
     by_name = {task.name: task for task in sim.take_trace()}
     spin, copied = by_name["sim::spin"], by_name["sim::d2h"]
-    assert (spin.start_ns, spin.end_ns) == (until_ns, until_ns + 3 * MS)
+    assert spin.start_ns == max(until_ns, by_name["sim::spin_forever"].end_ns)
+    assert spin.end_ns == spin.start_ns + 3 * MS
     assert copied.start_ns >= spin.end_ns
     assert copied.end_ns - copied.start_ns == MS
 
@@ -245,10 +257,10 @@ def test_trace_is_what_ran() -> None:
 def test_clock_of_the_device_may_run_apart() -> None:
     begin, end = timed(), timed()
     sim.configure(drift_ppm=1000)
-    sim.spin(MS)
-    begin.record()
-    sim.spin(100 * MS)
-    end.record()
+    with held_stream():
+        begin.record()
+        sim.spin(100 * MS)
+        end.record()
     end.synchronize()
     assert begin.elapsed_time(end) == pytest.approx(100.1, rel=1e-6)
     sim.configure(drift_ppm=0)
