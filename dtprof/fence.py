@@ -41,11 +41,28 @@ def stands_in(function: F) -> F:
 def hide_frame(error: BaseException) -> None:
     """Take the frame of the caller, which has caught the error and raises it again, out of the error's traceback.
 
-    For functions of dtprof that stand in for others: a program's tracebacks are as without dtprof. Python 3.10 puts the
-    frame back.
+    For functions of dtprof that stand in for others: a program's tracebacks are as without dtprof.
     """
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
+        if sys.version_info < (3, 11):
+            _set_caught_traceback(error)
+
+
+def _set_caught_traceback(error: BaseException) -> None:
+    """Have `raise` take the traceback of the error that is being handled from the error.
+
+    Python 3.10 keeps it a second time, beside the error, and would put the removed frame back. A function of Python's
+    stable ABI sets both; where ctypes is missing, the frame stays.
+    """
+    try:
+        import ctypes
+    except ImportError:
+        return
+    caught = (type(error), error, error.__traceback__)
+    for item in caught:  # the function keeps the references that it is given
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+    ctypes.pythonapi.PyErr_SetExcInfo(*map(ctypes.py_object, caught))
 
 
 def on_note(sink: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from dtprof import fence
+from tests import jobs
+from tests.matrix.pythons import find_python
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +172,13 @@ def test_exception_of_the_jobs_signal_handler_passes(handler: object, capsys: py
 def test_our_error_below_the_jobs_signal_handler_is_ours() -> None:
     signal.signal(signal.SIGUSR1, lambda *_: fail())
     signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_a_function_that_stands_in_for_another_is_in_no_traceback(version: str) -> None:
+    if (python := find_python(version)) is None:
+        pytest.skip(f"there is no Python {version}")
+    program = [python, str(jobs.PROGRAMS / "hidden_frames.py")]
+    environment = os.environ | {"PYTHONPATH": str(jobs.REPOSITORY)}
+    ran = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "alike\n"
