@@ -336,7 +336,8 @@ class SourcePlace:
     conditions: tuple[int, ...] = ()  # lines of the `if` and `match` it depends on in its function, innermost first
     counted: tuple[int, ...] = ()  # those of the conditions that hang on counters of loops and on constants alone
     fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
-    ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return` and `except` that lead past it
+    ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it
+    # and of `raise SystemExit`
     handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
 

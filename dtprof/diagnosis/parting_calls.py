@@ -1,5 +1,6 @@
 """Where the calls of two ranks part: in which function, and what in its source leads one past the call of the other."""
 
+from collections.abc import Mapping
 from pathlib import PurePath
 
 from dtprof.diagnosis.blocked_ranks import call_sites
@@ -7,8 +8,12 @@ from dtprof.diagnosis.job_state import JobState, RankState, SourcePlace
 from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import Site
 
+ENDING = "raise"
+"""The way past a call that ends the program, by `raise SystemExit`."""
 COUNTED = "if on a counter"
 """The way past a call of a rank that is in another round: the condition hangs on nothing else."""
+MAX_ASKED = 8
+"""Ranks that wait in one collective whose stacks are looked at: they are at the same place."""
 OTHER_ROUND_ADVICE = "Compare the rounds at which ranks began, as after a resume, and how often each leaves one out."
 
 
@@ -138,6 +143,39 @@ def find_ways_past(
         by: a rank that went past it.
         after: the operation before it, which both made.
     """
+    ways = _find_all_ways(job, made, by, after)
+    return ways if by.finished or by.exit is not None else [way for way in ways if way[1] != ENDING]
+
+
+def operation_before(rank: RankState, operation: Operation) -> Operation | None:
+    """Return the operation that a rank issued before one of its newest; None where that is not known."""
+    own = rank.operations
+    at = next((i for i in range(len(own) - 1, 0, -1) if own[i] == operation), None)
+    return own[at - 1] if at is not None else None
+
+
+def find_way_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> Site | None:
+    """Return the one line of the source by which a rank that ended may have left before the call of the others.
+
+    A `raise SystemExit` comes before a `break` or `return`, which end no more than a loop or a function; so does a loop
+    whose rounds the source does not count. None where several may be, and where no source is known.
+    """
+    known = {rank: frames_of(job.ranks[rank], operation) for rank, operation in [*waiting.items()][:MAX_ASKED]}
+    if not known:
+        return None
+    made = job.ranks[max(known, key=lambda rank: len(known[rank]))]
+    ways = find_ways_past(job, (made, waiting[made.rank]), gone, after=operation_before(made, waiting[made.rank]))
+    ending = [site for site, word in ways if word == ENDING]
+    if not ending:
+        places = [*filter(None, map(job.place_in_source, known[made.rank]))]
+        is_counted = all(first in place.fixed_loops for place in places for first, _ in place.loops)
+        ending = [site for site, word in ways if word in ("break", "return")] if is_counted else []
+    return ending[0] if len(ending) == 1 else None
+
+
+def _find_all_ways(
+    job: JobState, made: tuple[RankState, Operation], by: RankState, after: Operation | None
+) -> list[tuple[Site, str]]:
     now = by.first_blocking
     a, b, common = align_frames(made, (by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
     if common is not None:

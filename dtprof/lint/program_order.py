@@ -29,7 +29,8 @@ class ProgramPlace:
     ] = ()  # lines of the `if`, `elif`, `match` it depends on in its function, innermost first
     counted: tuple[int, ...] = ()  # those of the conditions that hang on counters of loops and on constants alone
     fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
-    ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return` and `except` that lead past it
+    ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it
+    # and of `raise SystemExit`
     handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
 
@@ -182,10 +183,17 @@ def _find_ways(statement: ast.stmt, *, in_loop: bool = False, in_branch: bool = 
     for body, may_be_left_out in _bodies(statement):
         for inner in body:
             leaves = isinstance(inner, ast.Return) or (isinstance(inner, ast.Continue | ast.Break) and not loop)
+            leaves |= isinstance(inner, ast.Raise) and _is_exit(inner)
             if leaves and (in_branch or may_be_left_out):
                 yield inner.lineno, type(inner).__name__.lower()
             else:
                 yield from _find_ways(inner, in_loop=loop, in_branch=in_branch or may_be_left_out)
+
+
+def _is_exit(statement: ast.Raise) -> bool:
+    """Say whether a statement ends the program: `raise SystemExit`, with or without a status."""
+    raised = statement.exc.func if isinstance(statement.exc, ast.Call) else statement.exc
+    return isinstance(raised, ast.Name) and raised.id == SystemExit.__name__
 
 
 def _calls(statement: ast.stmt) -> Iterator[tuple[str, int]]:

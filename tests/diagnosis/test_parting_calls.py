@@ -101,3 +101,45 @@ def test_the_stack_of_a_rank_comes_before_what_the_signal_that_ended_it_has_left
 def test_a_handler_around_the_call_is_a_way_past_it_though_it_stands_after() -> None:
     finding = decide(skipping(source(ways_past=((12, "except"),)))).findings[0]
     assert (finding.kind, finding.culprit_call_sites[1].line) == ("rank-skipped-collective", 12)
+
+
+@pytest.mark.parametrize("fixed", [(5,), ()])
+@pytest.mark.parametrize(
+    ("ways", "line"),
+    [
+        ((), 20),  # its last record
+        (((25, "raise"),), 25),
+        (((9, "raise"),), 20),  # before its last record
+        (((25, "raise"), (7, "return")), 25),  # a `return` ends no more than a function
+        (((25, "raise"), (7, "raise")), 20),
+        (((7, "break"),), 7),
+        (((7, "break"), (6, "continue")), 7),
+        (((7, "break"), (6, "return")), 20),
+    ],
+)
+def test_the_one_way_out_is_the_line_of_a_rank_that_exited(
+    ways: tuple[tuple[int, str], ...], line: int, fixed: tuple[int, ...]
+) -> None:
+    if not fixed and line == 7:
+        line = 20  # the loop may have come to its end
+    ranks = [RankBuilder(rank, 3, closed=rank == 1) for rank in range(3)]
+    for rank in ranks:
+        average, publish = rank.site("all_reduce", line=10, function="average"), rank.site("broadcast", line=20)
+        for step in range(3):
+            rank.op("all_reduce", step * STEP, step * STEP + 9, site=average, nbytes=64)
+            rank.op("broadcast", step * STEP + 20, step * STEP + 29, site=publish, nbytes=8)
+        if rank.rank != 1:
+            rank.op("all_reduce", 3 * STEP, site=average, nbytes=64)
+    stacks = {rank: frames(("average", 10), ("main", 8)) for rank in (0, 2)}
+    main = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP, fixed_loops=fixed, ways_past=ways)
+    places = source() | {8: main}
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, at: places.get(at))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-exited", (1,))
+    assert finding.culprit_call_sites[1].line == line
+    assert ("may have left" in " ".join(finding.evidence)) == (line != 20)
+
+
+def test_a_rank_that_waits_elsewhere_has_not_ended_its_program() -> None:
+    finding = decide(skipping(source(ways_past=((9, "raise"), (6, "return"))))).findings[0]
+    assert (finding.kind, finding.culprit_call_sites[1].line) == ("rank-skipped-collective", 6)

@@ -113,6 +113,13 @@ def test_a_place_has_the_ways_past_it_and_the_conditions_that_it_depends_on(tmp_
     assert places[14].conditions == (13,)
 
 
+def test_a_raise_of_system_exit_leads_past_what_follows_and_another_exception_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    text = "for step in range(9):\n    if a:\n        raise SystemExit\n    if b:\n        raise SystemExit('done')\n"
+    file.write_text(text + "    if c:\n        raise ValueError\n    average()\n")
+    assert read_places(file)[8].ways_past == ((3, "raise"), (5, "raise"))
+
+
 def test_a_loop_over_a_range_of_constants_has_fixed_rounds(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(LEAVES)

@@ -18,6 +18,7 @@ from dtprof.diagnosis.parting_calls import (
     find_handler,
     find_ways_past,
     frames_of,
+    operation_before,
 )
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT, find_apart
@@ -609,12 +610,10 @@ def _ways_past(
     if not known:
         return []
     reference = job.ranks[max(known, key=lambda rank: len(known[rank]))]
-    operations = reference.operations
-    at = next((i for i in range(len(operations) - 1, 0, -1) if operations[i] == waiting[reference.rank]), None)
+    after = operation_before(reference, waiting[reference.rank])
     found = []
     for rank in culprits[:MAX_ASKED]:
         by = job.ranks[rank]
-        after = operations[at - 1] if at is not None else None
         ways = find_ways_past(job, (reference, waiting[reference.rank]), by, after=after)
         if len(ways) <= MAX_WAYS and find_handler(job, by) is None:
             found += [(rank, site, word) for site, word in ways]
