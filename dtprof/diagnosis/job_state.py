@@ -277,6 +277,24 @@ class DeviceHealth:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinkRate:
+    """What one host sends another by TCP, over the newest seconds in which it does."""
+
+    sender: str
+    receiver: str
+    bytes_per_s: float  # of the time in which something was under way
+    busy_share: float  # that time; of several connections at once, more than 1
+    window_s: float
+    usual_bytes_per_s: float | None = None  # what it reached in a quarter of the run; None: too little was sent
+    is_below_round_trips: bool = False  # slower than one segment after the other, each with its answer, would be
+    segment_bytes: float  # on average
+    rtt_s: float
+    min_rtt_s: float  # in the whole run
+    retransmitted_share: float = 0.0  # of the segments
+    queued_share: float | None = None  # of the samples: something waited in the queues of the sender's interfaces
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryUse:
     """How full the memory of a host, or the limit of its container, was when a rank ended."""
 
@@ -379,6 +397,7 @@ class JobState:
     find_place: Callable[[str, int], SourcePlace | None] | None = None  # of a line of a source file
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
     find_memory_use: Callable[[], Mapping[int, "MemoryUse"]] | None = None  # by rank, when it ended
+    find_links: Callable[[], tuple[LinkRate, ...]] | None = None  # between hosts; those over which something is sent
     find_device_health: Callable[[], Mapping[int, DeviceHealth]] | None = None  # by rank
     problems: tuple[str, ...] = ()
     starting: Mapping[int, RankState] = field(default_factory=dict)  # of those missing: the process was seen

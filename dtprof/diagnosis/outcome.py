@@ -15,7 +15,7 @@ from dtprof.job.issued_operations import Operation
 from dtprof.job.stalls import SLOW_AFTER_NS, Progress
 
 CRASHES = {"rank-crashed", "rank-killed"}
-SLOW = {"slow-rank", "long-operation"}
+SLOW = {"slow-rank", "slow-link", "long-operation"}
 WAITS = {"rank-stuck", "rank-never-joined", "backend-stall", "host-silent"} | SLOW
 """Findings that only waiting shows, which may yet end; others are faults whatever happens."""
 NAME_THE_RANKS = "Lines carry no rank: next time use torchrun --tee 3 or --log-dir DIR, or srun --label."

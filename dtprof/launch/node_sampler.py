@@ -11,6 +11,7 @@ import psutil
 from dtprof import fence
 from dtprof.launch import gpu_sampler
 from dtprof.launch.launcher_thread import LauncherThread
+from dtprof.launch.link_counters import LinkCounters, own_addresses, queued_bytes
 from dtprof.launch.memory_cgroup import MemoryCgroup, find_memory_cgroup
 from dtprof.records import writer
 from dtprof.records.nodes.node_samples import HOST, Sample, SampleFile, Value
@@ -28,6 +29,7 @@ class Sampler:
         self._folder = node_folder
         self._pids = pids
         self._processes: dict[int, psutil.Process] = {}
+        self._links = LinkCounters()
         self._cgroup = find_memory_cgroup()
         self.description: dict[str, object] = {}
         self.newest: Sample | None = None
@@ -45,6 +47,7 @@ class Sampler:
         self.description = {
             "boot_id": writer.boot_id(),
             "period_s": PERIOD_S,
+            "addresses": own_addresses(),
             "memory_bytes": psutil.virtual_memory().total,
             "cgroup_limit_bytes": self._cgroup.limit_bytes() if self._cgroup is not None else None,
             "swap_bytes": psutil.swap_memory().total,
@@ -77,6 +80,7 @@ class Sampler:
             cores=cores,
             gpus=devices.sample() if devices is not None else {},
             processes=self._process_values(),
+            links=self._links.sample(self._pids()),
         )
 
     def _process_values(self) -> dict[int, list[Value]]:
@@ -118,6 +122,7 @@ def _host_values(cgroup: MemoryCgroup | None, *, busy_s: float) -> list[Value]:
         "loopback_bytes": interfaces["lo"].bytes_sent if "lo" in interfaces else None,
         "cgroup_memory_bytes": cgroup.charged_bytes() if cgroup is not None else None,
         "cgroup_reclaimable_bytes": cgroup.reclaimable_bytes() if cgroup is not None else None,
+        "net_queued_bytes": queued_bytes(),
     }
     return [values[field.name] for field in HOST]
 

@@ -139,13 +139,14 @@ reader does not know.
 
 
 _SAMPLES_RULES = f"""\
-`samples.jsonl`: a line with `format` describes the node: `boot_id`, `period_s`, `memory_bytes`, `cgroup_limit_bytes`
-(the smallest limit of the control groups that `dtprof run` is in; null for none), `swap_bytes`, `gpus` (`index`,
-`name`, `uuid`, `bus`, `memory_bytes`, `is_divided`: into MIG slices), `no_gpus_reason` (why there are none),
-`gpu_problems` (what of some is not sampled, a sentence each), `visible_devices` (`CUDA_VISIBLE_DEVICES` of
-`dtprof run`). Every other line is a sample: `t`, the host's `CLOCK_MONOTONIC` in ns; `host`,
+`samples.jsonl`: a line with `format` describes the node: `boot_id`, `period_s`, `addresses` (its own, without those of
+the loopback), `memory_bytes`, `cgroup_limit_bytes` (the smallest limit of the control groups that `dtprof run` is in;
+null for none), `swap_bytes`, `gpus` (`index`, `name`, `uuid`, `bus`, `memory_bytes`, `is_divided`: into MIG slices),
+`no_gpus_reason` (why there are none), `gpu_problems` (what of some is not sampled, a sentence each), `visible_devices`
+(`CUDA_VISIBLE_DEVICES` of `dtprof run`). Every other line is a sample: `t`, the host's `CLOCK_MONOTONIC` in ns; `host`,
 values in the order of its table; `cores`, one value each; `gpus` by NVML's index and `processes` (the ranks of the
-host) by pid, values in the order of their tables. Null is unknown: the machine does not tell.
+host) by pid, values in the order of their tables; `links`, where ranks have TCP connections to other hosts, by the
+address of each. Null is unknown: the machine does not tell.
 
 A *total* counts up; its difference between two samples is what happened between them, also where samples in between
 were left out. When the file grows beyond {node_samples.MAX_BYTES >> 20} MiB, every second sample of its older half is

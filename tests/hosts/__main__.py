@@ -1,8 +1,9 @@
 """Measure jobs of several hosts, which are namespaces on this machine: `python -m tests.hosts WHAT [options]`.
 
 faults: how often, and how soon, a fault of a host is named. One job: its second host is cut off, and frozen, N times
-in turn, each until the verdict names it and again until no verdict does any more; in the end it loses its power. Then
-N jobs each whose second host has a small share of a core, has a slow link, or starts nothing.
+in turn, each until the verdict names it and again until no verdict does any more; another whose second host has a slow
+link N times. Then N jobs each whose second host loses its power, has a small share of a core, or starts nothing; and N
+sound ones, whose links are all as slow.
 launchers: what is recorded of a sound job, and of one in which a rank fails, under each launcher.
 clocks: how far the clocks of hosts are known, where the run is collected and where it is gathered.
 """
@@ -12,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,13 +21,17 @@ from pathlib import Path
 from dtprof.diagnosis.sources.recorded_run import SILENT_AFTER_S
 from tests.hosts import launcher_checks
 from tests.hosts.collected_jobs import HANG_AFTER_S, CollectedJob, collected, is_training
-from tests.hosts.machines import Host, why_not
+from tests.hosts.machines import why_not
 from tests.jobs import DTPROF
 
 LINK_KBIT_PER_S = 2000
 SLOW_SHARE = 0.03
 """Of a core, of a slow host: a tenth is what each host gets where twenty others wait for two cores."""
-FAULTS = ("silent", "killed", "slow", "slow-link", "absent")
+FAST_S = 15.0
+"""Between two times at which a link is slow: what is usual is what it does in a quarter of the run."""
+SOUND_S = 30.0
+"""For so long a sound job is diagnosed again and again."""
+FAULTS = ("silent", "killed", "slow", "slow-link", "links-equal", "absent")
 
 
 class Rates:
@@ -35,6 +41,7 @@ class Rates:
         """Begin."""
         self.after_s: dict[str, list[float]] = {}
         self.missed: dict[str, int] = {}
+        self.sound: dict[str, list[bool]] = {}
 
     def add(self, fault: str, job: CollectedJob, kind: str, *hosts: str) -> None:
         """Wait for the verdict of a fault that has begun."""
@@ -49,6 +56,17 @@ class Rates:
             self.missed[fault] = self.missed.get(fault, 0) + 1
         print(f"{fault}: {'named' if named else 'not named'} after {after_s:.1f} s", flush=True)
 
+    def add_sound(self, name: str, job: CollectedJob) -> None:
+        """Diagnose a sound job for a while; what is found is a mistake."""
+        found: dict[str, str] = {}
+        deadline_s = time.monotonic() + SOUND_S
+        while time.monotonic() < deadline_s:
+            verdict = job.diagnose()
+            found |= {one.kind: one.summary for one in (verdict.faults if verdict else ())}
+            time.sleep(0.2)
+        self.sound.setdefault(name, []).append(bool(found))
+        print(f"{name}: {found or 'nothing found'}", flush=True)
+
     def show(self) -> None:
         """Print a line for each fault."""
         for fault in dict.fromkeys([*self.after_s, *self.missed]):
@@ -56,6 +74,8 @@ class Rates:
             total = len(times) + self.missed.get(fault, 0)
             spread = f"{statistics.median(times):.1f} s ({min(times):.1f} to {max(times):.1f})" if times else "-"
             print(f"{fault}: host named in {len(times)} of {total}, after {spread}")
+        for name, mistakes in self.sound.items():
+            print(f"{name}: something found in {sum(mistakes)} of {len(mistakes)}, which are sound")
 
 
 def measure_faults(folder: Path, repetitions: int, num_hosts: int, num_ranks: int, only: list[str]) -> None:
@@ -80,22 +100,30 @@ def measure_faults(folder: Path, repetitions: int, num_hosts: int, num_ranks: in
                     rates.add(name, job, "host-silent", "b")
                     mend()
                     job.wait_until_gone("host-silent")
-    slowed: dict[str, tuple[str, Callable[[Host], AbstractContextManager[None]]]] = {
-        "slow": ("host slow", lambda host: host.slowed(SLOW_SHARE)),
-        "slow-link": ("link slow", lambda host: host.link_slowed(LINK_KBIT_PER_S)),
-    }
+    if "slow-link" in only:
+        with job_of("slow-link") as job:
+            job.wait_until(lambda: is_training(job))
+            time.sleep(FAST_S)
+            for _ in range(repetitions):
+                with job.workers[1].link_slowed(LINK_KBIT_PER_S):
+                    rates.add("link slow", job, "slow-link", "b")
+                job.wait_until_gone("slow-link")
+                time.sleep(FAST_S)
     for number in range(repetitions):
         if "killed" in only:
             with job_of(f"killed-{number}") as job:
                 job.wait_until(lambda: is_training(job))
                 job.workers[1].kill()
                 rates.add("host killed", job, "host-silent", "b")
-        for key, (name, slow) in slowed.items():
-            if key in only:
-                with job_of(f"{key}-{number}") as job:
-                    job.wait_until(lambda: is_training(job))
-                    with slow(job.workers[1]):
-                        rates.add(name, job, "slow-rank" if key == "slow" else "slow-link", "b")
+        if "slow" in only:
+            with job_of(f"slow-{number}") as job:
+                job.wait_until(lambda: is_training(job))
+                with job.workers[1].slowed(SLOW_SHARE):
+                    rates.add("host slow", job, "slow-rank", "b")
+        if "links-equal" in only:
+            with job_of(f"links-equal-{number}", link_kbit_per_s=LINK_KBIT_PER_S) as job:
+                job.wait_until(lambda: is_training(job))
+                rates.add_sound("links all as slow", job)
         if "absent" in only:
             with job_of(f"absent-{number}", absent=1) as job:
                 rates.add("rendezvous not complete", job, "rank-never-joined")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,6 +113,7 @@ def collected(
     options: Sequence[str] = ("--join",),
     collects: bool = True,
     is_ssh: bool = False,
+    link_kbit_per_s: int | None = None,
 ) -> Iterator[CollectedJob]:
     """Start a job, with ranks on each host, that is collected by a host of its own.
 
@@ -125,13 +126,16 @@ def collected(
         options: of `dtprof run`, beside the output and the collector.
         collects: or each host keeps its own part, in /tmp/job.
         is_ssh: hosts reach each other by ssh.
+        link_kbit_per_s: the links of all hosts with ranks are as slow from the start.
     """
     names = [*"abcdefgh"[:num_hosts], "keeper"]
     common = {**EVERYWHERE, "PYTHONUNBUFFERED": ""}
     offsets_s = tuple(1000 * number + 7 * number**2 for number in range(1, num_hosts + 2))
     to_keeper = ("--collect", "http://keeper:8266") if collects else ()
-    with hosts(folder, names, clock_offsets_s=offsets_s, is_ssh=is_ssh) as made:
+    with hosts(folder, names, clock_offsets_s=offsets_s, is_ssh=is_ssh) as made, ExitStack() as stack:
         *workers, keeper = made
+        for host in workers if link_kbit_per_s else ():
+            stack.enter_context(host.link_slowed(link_kbit_per_s))
         job = CollectedJob(
             workers=workers,
             keeper=keeper,

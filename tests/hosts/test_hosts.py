@@ -64,6 +64,15 @@ def test_a_host_whose_cores_are_slow_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.jobs
 @pytest.mark.thorough
+def test_a_host_whose_link_is_slow_is_named(tmp_path: Path) -> None:
+    with collected(tmp_path) as job:
+        job.wait_until(lambda: is_training(job))
+        with job.workers[1].link_slowed(2000):
+            assert job.wait_for("slow-link", "b")[0].culprit_ranks == (1,)
+
+
+@pytest.mark.jobs
+@pytest.mark.thorough
 def test_doctor_meets_and_measures_over_two_hosts(tmp_path: Path) -> None:
     doctor, program = (*DTPROF, "doctor", "--"), (str(PROGRAMS / "steady_training.py"),)
     place = Place(number=0, hosts=("a", "b"), num_ranks=1, record=doctor, program=program)

@@ -42,6 +42,7 @@ ORDER = (
     "group_order_inversion",
     "rendezvous_incomplete",
     "rank_never_joined",
+    "slow_link",
     "device_stall",
     "backend_stall",
     "other_meaning",

@@ -15,6 +15,7 @@ from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.job_state import main_stack
 from dtprof.diagnosis.sources.device_health import find_device_health
+from dtprof.diagnosis.sources.link_rates import find_link_rates
 from dtprof.diagnosis.sources.recorded_ranks import RankRead, stopped_on_hang_ns
 from dtprof.diagnosis.sources.starting_ranks import find_starting
 from dtprof.diagnosis.sources.waiting_launchers import find_rendezvous
@@ -152,6 +153,7 @@ def collect(
         oom_victims=tuple(read_oom_victims(job_facts.get("oom_victims"))),
         find_memory_use=functools.cache(lambda: _find_memory_use(run, ranks, boots)),
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
+        find_links=functools.cache(lambda: find_link_rates(run.path, {rank.host for rank in ranks})),
         find_device_health=functools.cache(lambda: find_device_health(run.path, ranks, boots)),
         find_handlers=functools.cache(find_handlers),
         find_place=_finder_of_places(functools.cache(find_places)),

@@ -36,9 +36,16 @@ class NodeSamples:
     cores: tuple[Table, ...] = ()
     gpus: Mapping[int, Table] = field(default_factory=dict)
     processes: Mapping[int, Table] = field(default_factory=dict)
+    links: Mapping[str, Table] = field(default_factory=dict)  # by address of the other host
     no_gpus_reason: str | None = None  # why there are no samples of GPUs
     gpu_problems: tuple[str, ...] = ()  # what of some GPUs is not sampled, a sentence each
     problems: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the addresses of the host, without those of the loopback."""
+        known = self.description.get("addresses")
+        return tuple(map(str, known)) if isinstance(known, list) else ()
 
     @property
     def described_gpus(self) -> dict[int, dict[str, Any]]:
@@ -61,10 +68,10 @@ def read_node_samples(run: Path, *, max_samples: int | None = None) -> dict[str,
     return samples_by_node
 
 
-def newest_by_node(run: Path) -> list[NodeSamples]:
-    """Return the newest samples of each node: some ten minutes of eight ranks."""
+def newest_by_node(run: Path, *, nbytes: int | None = None) -> list[NodeSamples]:
+    """Return the newest samples of each node: some ten minutes of eight ranks where not fewer bytes are asked for."""
     files = sorted(run.glob(f"node-*/{node_samples.FILE}"))
-    return [_read(file, file.parent.name.removeprefix("node-"), newest_only=True) for file in files]
+    return [_read(file, file.parent.name.removeprefix("node-"), newest_bytes=nbytes or NEWEST_BYTES) for file in files]
 
 
 def newest_resident(run: Path) -> dict[tuple[str, int], int]:
@@ -125,14 +132,14 @@ def rate(table: Table, name: str) -> npt.NDArray[np.float64]:
         return np.where(seconds > 0, np.diff(table[name]) / seconds, np.nan)
 
 
-def _read(file: Path, name: str, max_samples: int | None = None, *, newest_only: bool = False) -> NodeSamples:
+def _read(file: Path, name: str, max_samples: int | None = None, *, newest_bytes: int = 0) -> NodeSamples:
     problems: list[str] = []
     description: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     damaged = 0
     try:
-        if newest_only:
-            lines = _newest_lines(file)
+        if newest_bytes:
+            lines = _newest_lines(file, newest_bytes)
         elif max_samples is None:
             lines = file.read_bytes().split(b"\n")[:-1]  # the last one may have been cut off
         else:
@@ -166,6 +173,7 @@ def _read(file: Path, name: str, max_samples: int | None = None, *, newest_only:
         ),
         gpus=_keyed(node_samples.GPU, rows, "gpus"),
         processes=_keyed(node_samples.PROCESS, rows, "processes"),
+        links=_by_address(rows),
         no_gpus_reason=description.get("no_gpus_reason"),
         gpu_problems=tuple(map(str, description.get("gpu_problems") or ())),
         problems=tuple(problems),
@@ -188,13 +196,13 @@ def choose_lines(opened: BinaryIO, size: int, num_lines: int) -> Iterator[bytes]
         yield opened.readline(MAX_LINE_BYTES)
 
 
-def _newest_lines(file: Path) -> list[bytes]:
+def _newest_lines(file: Path, nbytes: int) -> list[bytes]:
     """Return the first line, which describes the node, and the whole ones among the last bytes."""
     with file.open("rb") as opened:
         first = opened.readline()
-        begin = max(opened.tell(), file.stat().st_size - NEWEST_BYTES)
+        begin = max(opened.tell(), file.stat().st_size - nbytes)
         opened.seek(begin)
-        lines = opened.read(NEWEST_BYTES).split(b"\n")[:-1]
+        lines = opened.read(nbytes).split(b"\n")[:-1]
     return [first, *(lines if begin == len(first) else lines[1:])]
 
 
@@ -204,6 +212,7 @@ def _check(row: dict[str, Any]) -> None:
         *row["host"],
         *row["cores"],
         *(v for key in ("gpus", "processes") for vs in row[key].values() for v in vs),
+        *(v for vs in row.get("links", {}).values() for v in vs),
     ]
     [int(key) for name in ("gpus", "processes") for key in row[name]]
     if not isinstance(row["t"], int) or not all(v is None or isinstance(v, int | float) for v in values):
@@ -213,6 +222,13 @@ def _check(row: dict[str, Any]) -> None:
 def _keyed(fields: Sequence[SampleField], rows: Sequence[dict[str, Any]], name: str) -> dict[int, Table]:
     keys = sorted({int(key) for row in rows for key in row[name]})
     return {key: _table(fields, ((r["t"], r[name][str(key)]) for r in rows if str(key) in r[name])) for key in keys}
+
+
+def _by_address(rows: Sequence[dict[str, Any]]) -> dict[str, Table]:
+    """Return the tables of links; older versions of dtprof sampled none."""
+    links = [(row["t"], row.get("links", {})) for row in rows]
+    addresses = sorted({str(address) for _, by_address in links for address in by_address})
+    return {to: _table(node_samples.LINK, ((t_ns, of[to]) for t_ns, of in links if to in of)) for to in addresses}
 
 
 def _table(fields: Sequence[SampleField], rows: Iterable[tuple[int, Sequence[float | None]]]) -> Table:

@@ -1,14 +1,14 @@
 """Samples of a node, one a second, in `node-HOST/samples.jsonl`: their values, writer and size limit.
 
 The first line describes the node; each other line is one sample: `t` (host time, ns), `host`, `cores`, `gpus`,
-`processes`, values in the order of the tables below, null where unknown. Totals count up; only their differences mean
-something, and they survive thinning. Standard library only.
+`processes`, `links`, values in the order of the tables below, null where unknown. Totals count up; only their
+differences mean something, and they survive thinning. Standard library only.
 """
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 FILE = "samples.jsonl"
@@ -51,6 +51,7 @@ HOST = _fields(
         ("loopback_bytes", "bytes", True, "sent on the loopback interface: gloo between ranks of one host"),
         ("cgroup_memory_bytes", "bytes", False, "charged to the control group that limits the job, else the outermost"),
         ("cgroup_reclaimable_bytes", "bytes", False, "of that, page cache that was not used lately"),
+        ("net_queued_bytes", "bytes", False, "in the queues of its interfaces: the network does not take them yet"),
     ]
 )
 CORE = _fields([("busy_s", "s", True, "processor time used on the core")])
@@ -101,7 +102,17 @@ PROCESS = _fields(
         ("written_bytes", "bytes", True, "written to disks"),
     ]
 )
-TABLES = {"host": HOST, "cores": CORE, "gpus": GPU, "processes": PROCESS}
+LINK = _fields(
+    [
+        ("acked_bytes", "bytes", True, "sent to that host by TCP and acknowledged by it"),
+        ("busy_s", "s", True, "time in which data to it was under way, less that in which it had no room for more"),
+        ("segments", "count", True, "segments with data that were sent to it"),
+        ("retransmitted", "count", True, "segments that were sent to it again"),
+        ("rtt_s", "s", False, "smoothed round trip of the connection that sent most since the last sample"),
+        ("min_rtt_s", "s", False, "shortest round trip of that connection within some minutes"),
+    ]
+)
+TABLES = {"host": HOST, "cores": CORE, "gpus": GPU, "processes": PROCESS, "links": LINK}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +124,7 @@ class Sample:
     cores: Sequence[Value]
     gpus: Mapping[int, Sequence[Value]]  # by NVML's index
     processes: Mapping[int, Sequence[Value]]  # by pid: the ranks of this host
+    links: Mapping[str, Sequence[Value]] = field(default_factory=dict)  # by address: hosts that its ranks send to
 
 
 class SampleFile:
@@ -142,6 +154,7 @@ class SampleFile:
                 "cores": _short(sample.cores),
                 "gpus": {str(number): _short(values) for number, values in sample.gpus.items()},
                 "processes": {str(pid): _short(values) for pid, values in sample.processes.items()},
+                **({"links": {to: _exact(values) for to, values in sample.links.items()}} if sample.links else {}),
             }
         )
         if size > self._max_bytes:
@@ -173,6 +186,11 @@ def thin(lines: Sequence[bytes]) -> list[bytes]:
             older.append(line)
         drop = not drop
     return [*older, *lines[half:]]
+
+
+def _exact(values: Sequence[Value]) -> list[Value]:
+    """Return the values rounded to a microsecond: round trips are short."""
+    return [round(value, 6) if isinstance(value, float) else value for value in values]
 
 
 def _short(values: Sequence[Value]) -> list[Value]:
