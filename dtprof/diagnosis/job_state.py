@@ -65,6 +65,8 @@ BACK_ENDS = ("gloo", "nccl", "torch/distributed", "c10d", "processgroup", "store
 CHAINED = ("direct cause of the following exception", "During handling of the above exception")
 
 
+_RAISED = re.compile(r'^  File "(.+)", line (\d{1,9}), in (.+)$', re.MULTILINE)
+"""A frame in the text of a traceback of Python."""
 _TORCH = re.compile(r"(^|/)(lib)?(torch|c10|gloo)")
 """Of the path of a file, or of a library: torch, which waits for operations."""
 DEVICE_CALL = re.compile(r"(cuda|cu|hip|nccl|rccl|acl|aclrt|ze)[A-Z]\w*$|\w*(Stream|Device|Event|Ctx)Synchronize\w*$")
@@ -260,6 +262,20 @@ class RankState(RankOperations):
         if self.crash is None or self.exit is None or self.exit.status != -self.crash.signal:
             return ()
         return tuple(frame for frame in self.crash.frames if is_user_file(frame.file))
+
+    @cached_property
+    def raised_frames(self) -> tuple[tuple[Site, ...], ...]:
+        """The frames of the user's code, innermost first, of the last exception and of those it was raised from."""
+        text = self.exceptions[-1].traceback if self.exceptions else ""
+        raised = (_RAISED.findall(part) for part in reversed(text.split("Traceback (most recent call last):")))
+        return tuple(
+            tuple(
+                Site(file=file, line=int(line), function=function)
+                for file, line, function in reversed(frames)
+                if is_user_file(file)
+            )
+            for frames in raised
+        )
 
     @property
     def has_left(self) -> bool:

@@ -47,11 +47,11 @@ def _is_same_function(a: Site, b: Site) -> bool:
 
 
 def frames_of(rank: RankState, operation: Operation) -> tuple[Site, ...]:
-    """Return the frames of a call, innermost first: those of the stack where the rank is in it, else its line."""
+    """Return the frames of a call, innermost first: of the stack of a rank in it, of what it raised, else its line."""
     site = operation.site
     if site is None:
         return ()
-    for frames in (rank.stack.frames if rank.stack is not None else (), rank.last_frames):
+    for frames in (rank.stack.frames if rank.stack is not None else (), rank.last_frames, *rank.raised_frames):
         if operation.open and frames and (frames[0].file, frames[0].line) == (site.file, site.line):
             return frames
     return (site,)

@@ -10,7 +10,7 @@ from dtprof.diagnosis.parting_calls import align_frames, frames_of
 from dtprof.diagnosis.verdict import decide
 from dtprof.records.tables import CrashStack, ProcessExit, Site
 from tests.builders import RankBuilder
-from tests.diagnosis.judging import STEP, build_job
+from tests.diagnosis.judging import CONNECTION_LOST, STEP, build_job
 
 FILE = "/home/me/train.py"
 LOOP = ((5, 40),)
@@ -143,3 +143,51 @@ def test_the_one_way_out_is_the_line_of_a_rank_that_exited(
 def test_a_rank_that_waits_elsewhere_has_not_ended_its_program() -> None:
     finding = decide(skipping(source(ways_past=((9, "raise"), (6, "return"))))).findings[0]
     assert (finding.kind, finding.culprit_call_sites[1].line) == ("rank-skipped-collective", 6)
+
+
+def validating(*, turns: int = 3, raised: bool = False) -> list[RankBuilder]:
+    """Return ranks of two rounds of 3 steps, at line 25, and some validation batches, at 30; rank 2 has one more."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        step_site = rank.site("Tensor.backward", line=10, function="step")
+        validate = rank.site("all_reduce", line=30, function="main")
+        calls = [(step_site, step) for step in range(3)] + [(validate, 3)] * turns
+        calls += [(step_site, step) for step in range(3, 6)] + [(validate, 6)] * turns
+        is_more = rank.rank == 2
+        calls += [(validate if is_more else step_site, 6)]
+        for number, (site, step) in enumerate(calls):
+            is_last, nbytes = number == len(calls) - 1, 16 if site == step_site else 8
+            end = None if is_last and not raised else number * STEP + 9
+            state = "failed" if is_last and raised else None
+            rank.op("all_reduce", number * STEP, end, site=site, step=step, nbytes=nbytes, state=state)
+        if raised:
+            t = len(calls) * STEP - STEP + 20
+            message = "op.preamble.length <= op.nbytes. 16 vs 8" if is_more else CONNECTION_LOST
+            where = [("main", 30)] if is_more else [("main", 25), ("step", 10)]
+            rank.exception(t + 100 * (not is_more), message=message)
+            frames_ = "".join(f'  File "{FILE}", line {line}, in {function}\n' for function, line in where)
+            text = f"Traceback (most recent call last):\n{frames_}RuntimeError: {message}\n"
+            rank.exceptions[-1] = replace(rank.exceptions[-1], traceback=text)
+    return ranks
+
+
+@pytest.mark.parametrize(("turns", "raised"), [(3, False), (3, True), (1, True)])
+def test_one_more_turn_of_a_loop_is_no_other_size_and_no_skip(turns: int, raised: bool) -> None:
+    places = {
+        10: SourcePlace(in_loop=False, following=frozenset()),
+        25: SourcePlace(in_loop=True, following=frozenset(), loops=((24, 26), (20, 40))),
+        30: SourcePlace(in_loop=True, following=frozenset(), loops=((29, 31), (20, 40))),
+    }
+    statuses = dict.fromkeys(range(3), (1, 20 * STEP)) if raised else None
+    ranks = validating(turns=turns, raised=raised)
+    job = build_job(
+        ranks, statuses=statuses, exit_status=1 if raised else None, find_place=lambda _, at: places.get(at)
+    )
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.culprit_call_sites[2].line) == ("step-mismatch", (2,), 30)
+
+
+def test_what_a_rank_raised_shows_who_called_what_it_was_in() -> None:
+    state = build_job(validating(raised=True)).ranks[0]
+    assert [frame.line for frame in frames_of(state, state.operations[-1])] == [10, 25]
+    assert [frame.line for frame in frames_of(state, state.operations[-2])] == [30]

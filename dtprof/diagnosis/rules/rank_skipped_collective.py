@@ -448,9 +448,20 @@ def _came_round(
 def _is_in_a_loop_of_its_own(
     job: JobState, outside: tuple[RankState, Operation], inside: tuple[RankState, Operation]
 ) -> bool:
+    """Say whether one of two ranks is in a loop of the function in which they part, or of what that calls."""
     a, b, common = align_frames(outside, inside)
-    place = job.place_in_source(b[common]) if common is not None else None
-    return place is not None and any(not first <= a[common or 0].line <= last for first, last in place.loops)
+    if common is None:
+        return False
+    place, *called = map(job.place_in_source, b[common:])
+    is_around = place is not None and any(not first <= a[common].line <= last for first, last in place.loops)
+    return is_around or any(inner is not None and inner.loops for inner in called)
+
+
+def _is_one_more_in_a_row(rank: RankState, current: Operation) -> bool:
+    """Say whether a rank is in a call that it made more than once in a row before, in one step, as a loop makes it."""
+    newest = rank.operations[-3:]
+    alike = len(newest) == 3 and all(_alike(operation, current) for operation in newest)
+    return alike and newest[-1] == current and current.step is not None and len({o.step for o in newest}) == 1
 
 
 def _steps_between(earlier: Operation, later: Operation) -> int | None:
@@ -626,7 +637,10 @@ def _one_more_turn(job: JobState, skip: Finding, made: tuple[RankState, Operatio
     They are not as many steps further as a later round would be.
     """
     now = first_blocking_of(job, skip.culprit_ranks)
-    is_inside = [_is_in_a_loop_of_its_own(job, made, (job.ranks[rank], o)) for rank, o in now.items()]
+    is_inside = [
+        _is_one_more_in_a_row(job.ranks[rank], o) or _is_in_a_loop_of_its_own(job, made, (job.ranks[rank], o))
+        for rank, o in now.items()
+    ]
     if len(now) < len(skip.culprit_ranks) or not all(is_inside):
         return None
     first = now[min(now)]
