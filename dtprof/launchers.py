@@ -225,6 +225,40 @@ def read_rendezvous(command: Sequence[str], environment: Mapping[str, str]) -> d
     }
 
 
+MOST_ALLOCATED = 10_000
+"""Hosts of an allocation that are read."""
+_ALLOCATIONS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "LSB_HOSTS")
+_LISTED = re.compile(r"([^,\[\]\s]*)(?:\[([^\]]*)\])?([^,\[\]\s]*)")
+
+
+def read_allocation(environment: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """Return the names of the hosts that the scheduler gave the job, and the variable that has them; empty: unknown.
+
+    Slurm writes ranges (`gpu[01-03,7],login`), LSF a name for each slot.
+    """
+    for variable in _ALLOCATIONS:
+        if text := environment.get(variable, "").strip():
+            return expand_hosts(text), variable
+    return (), ""
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of a list as Slurm writes it, each once; one that cannot be read has no name of its own."""
+    found: dict[str, None] = {}
+    for match in _LISTED.finditer(text):
+        before, ranges, after = match.groups()
+        if ranges is None:
+            found |= dict.fromkeys([before + after] if before + after else [])
+            continue
+        for part in ranges.split(","):
+            first, _, last = part.partition("-")
+            if not (first.isdecimal() and (last or first).isdecimal()):
+                continue
+            numbers = range(int(first), min(int(last or first), int(first) + MOST_ALLOCATED) + 1)
+            found |= dict.fromkeys(f"{before}{number:0{len(first)}d}{after}" for number in numbers)
+    return tuple(found)[:MOST_ALLOCATED]
+
+
 def find_remote_starter(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Return the program of a command that starts ranks on other hosts, where no launcher of dtprof is; None: none."""
     program, options = Path(command[0]).name, list(command[1:])

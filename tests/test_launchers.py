@@ -3,11 +3,14 @@
 import pytest
 
 from dtprof.launchers import (
+    MOST_ALLOCATED,
     RANKS,
     RankPlace,
+    expand_hosts,
     find_remote_starter,
     has_rendezvous,
     is_launcher,
+    read_allocation,
     read_rank_place,
     read_rendezvous,
     recorded_launchers,
@@ -144,3 +147,15 @@ def test_programs_that_start_ranks_on_other_hosts_are_known(
     command: str, environment: dict[str, str], expected: str | None
 ) -> None:
     assert find_remote_starter(command.split(), environment) == expected
+
+
+def test_hosts_of_an_allocation_are_read_as_slurm_and_lsf_write_them() -> None:
+    assert expand_hosts("gpu[01-03,7],login") == ("gpu01", "gpu02", "gpu03", "gpu7", "login")
+    assert expand_hosts("r1n[9-10]x,b") == ("r1n9x", "r1n10x", "b")
+    assert expand_hosts("a a b") == ("a", "b")
+    assert expand_hosts("n[x-3],") == ()
+    assert len(expand_hosts("n[0-999999999]")) == MOST_ALLOCATED
+    both = {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_NODELIST": "n[1-2]"}
+    assert read_allocation(both) == (("n1", "n2"), "SLURM_STEP_NODELIST")
+    assert read_allocation({"LSB_HOSTS": "a a b b"}) == (("a", "b"), "LSB_HOSTS")
+    assert read_allocation({}) == ((), "")

@@ -389,6 +389,8 @@ class RendezvousWait:
     rdzv_id: str = ""
     node_rank: int | None = None
     ranks_per_node: int | None = None
+    hosts: tuple[str, ...] = ()  # that the scheduler gave the job
+    hosts_from: str = ""  # its variable that says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,6 +420,8 @@ class JobState:
     problems: tuple[str, ...] = ()
     starting: Mapping[int, RankState] = field(default_factory=dict)  # of those missing: the process was seen
     rendezvous: tuple[RendezvousWait, ...] = ()  # of launchers, in a job without any rank
+    unwaiting_hosts: tuple[str, ...] = ()  # that take part in the run while the launchers of others wait
+    earlier_hosts: tuple[tuple[str, ...], str] = ((), "")  # of the newest other run like this one; its name
     asleep_s: float | None = None  # all ranks have slept outside any operation for so long
     members: tuple[int, ...] | None = None  # ranks of the job where those are known one by one
     explained: frozenset[int] = frozenset()  # ranks that findings explain already

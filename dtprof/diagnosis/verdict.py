@@ -57,7 +57,9 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
 
 
 def _hosts_of(finding: Finding, job: JobState) -> tuple[str, ...]:
-    """Return the hosts of the culprits; none in a job of one host."""
+    """Return the hosts of the culprits, or those that a rule names; none in a job of one host."""
+    if finding.culprit_hosts:
+        return finding.culprit_hosts
     if len({rank.host for rank in job.ranks.values() if rank.host}) < 2:
         return ()
     hosts = (job.ranks[rank].host for rank in finding.culprit_ranks if rank in job.ranks)

@@ -58,15 +58,19 @@ def find_waits(search: ProcessSearch) -> dict[int, dict[str, Any]]:
     `for_store` says whether it is still to reach the store at the endpoint, `static` whether nodes are numbered, of
     which node 0 keeps the store. The others are as given to the launcher: `nodes` (smallest number, 1 where it is not
     given), `ranks_per_node` and `node_rank` (None where not a number), `endpoint` and `id` (empty where not given).
+    `hosts` are those of the scheduler's allocation, by its variable `hosts_from`, where there is one.
     """
-    waits = {}
+    waits: dict[int, dict[str, Any]] = {}
     for pid, command, environment in _launchers(search):
         where = find_place(stack_sampler.describe_process(pid).get("threads"))
         if where is not None:
             given = launchers.read_rendezvous(command, environment)
             is_static = where == STATIC
             for_store = bool(given["node_rank"]) if is_static else where == _STORE_WAIT
+            hosts, hosts_from = launchers.read_allocation(environment)
             waits[pid] = {**given, "for_store": for_store, "static": is_static}
+            if hosts:
+                waits[pid] |= {"hosts": list(hosts), "hosts_from": hosts_from}
     return waits
 
 

@@ -2,8 +2,8 @@
 
 faults: how often, and how soon, a fault of a host is named. One job: its second host is cut off, and frozen, N times
 in turn, each until the verdict names it and again until no verdict does any more; another whose second host has a slow
-link N times. Then N jobs each whose second host loses its power, has a small share of a core, or starts nothing; and N
-sound ones, whose links are all as slow.
+link N times. Then N jobs each whose second host loses its power, has a small share of a core, starts nothing (under
+Slurm), or starts a script that does not come to torchrun; and N sound ones, whose links are all as slow.
 launchers: what is recorded of a sound job, and of one in which a rank fails, under each launcher.
 clocks: how far the clocks of hosts are known, where the run is collected and where it is gathered.
 """
@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from dtprof.diagnosis.sources.recorded_run import SILENT_AFTER_S
 from tests.hosts import launcher_checks
 from tests.hosts.collected_jobs import HANG_AFTER_S, CollectedJob, collected, is_training
+from tests.hosts.launchers import slurm_torchrun, torchrun_behind_a_script
 from tests.hosts.machines import why_not
 from tests.jobs import DTPROF
 
@@ -31,7 +33,7 @@ FAST_S = 15.0
 """Between two times at which a link is slow: what is usual is what it does in a quarter of the run."""
 SOUND_S = 30.0
 """For so long a sound job is diagnosed again and again."""
-FAULTS = ("silent", "killed", "slow", "slow-link", "links-equal", "absent")
+FAULTS = ("silent", "killed", "slow", "slow-link", "links-equal", "absent", "behind")
 
 
 class Rates:
@@ -83,7 +85,7 @@ def measure_faults(folder: Path, repetitions: int, num_hosts: int, num_ranks: in
     rates = Rates()
     print(f"a host counts as silent after {SILENT_AFTER_S:.0f} s, a rendezvous as stuck after {HANG_AFTER_S} s")
 
-    def job_of(name: str, **options: int) -> AbstractContextManager[CollectedJob]:
+    def job_of(name: str, **options: Any) -> AbstractContextManager[CollectedJob]:
         return collected(folder / name, num_hosts=num_hosts, num_ranks=num_ranks, **options)
 
     if "silent" in only:
@@ -125,8 +127,11 @@ def measure_faults(folder: Path, repetitions: int, num_hosts: int, num_ranks: in
                 job.wait_until(lambda: is_training(job))
                 rates.add_sound("links all as slow", job)
         if "absent" in only:
-            with job_of(f"absent-{number}", absent=1) as job:
-                rates.add("rendezvous not complete", job, "rank-never-joined")
+            with job_of(f"absent-{number}", absent=1, launcher=slurm_torchrun) as job:
+                rates.add("rendezvous, host absent", job, "rank-never-joined", "b")
+        if "behind" in only:
+            with job_of(f"behind-{number}", is_behind=True, launcher=torchrun_behind_a_script) as job:
+                rates.add("rendezvous, script before it", job, "rank-never-joined", "b")
     rates.show()
 
 

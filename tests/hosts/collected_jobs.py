@@ -33,6 +33,7 @@ class CollectedJob:
     keeper: Host
     num_ranks: int  # a host
     num_absent: int = 0  # workers that start nothing
+    is_behind: bool = False  # ranks never start, though all workers have a launcher
     clock_offsets_s: tuple[int, ...] = ()  # by which the clock since boot of each worker is ahead of this machine's
 
     @property
@@ -69,7 +70,7 @@ class CollectedJob:
 
     def diagnose(self) -> Verdict | None:
         """Diagnose what the keeper has; None before each rank has sent something, or a launcher where none starts."""
-        if self.num_absent:
+        if self.num_absent or self.is_behind:
             return diagnose_run(self.run, IN_THIS_PROCESS) if (self.run / paths.MANIFEST).exists() else None
         if len({file.parent for file in self.run.glob("rank-*/events.*")}) < self.world_size:
             return None
@@ -107,6 +108,7 @@ def collected(
     num_hosts: int = 2,
     num_ranks: int = 1,
     absent: int = 0,
+    is_behind: bool = False,
     env: Mapping[str, Mapping[str, str]] | None = None,
     program: Sequence[str] = ("steady_training.py",),
     launcher: Launcher = torchrun,
@@ -120,6 +122,7 @@ def collected(
     Parameters:
         num_ranks: of each host.
         absent: so many hosts, the last ones, start nothing.
+        is_behind: the launcher does not start the ranks.
         env: variables of the environment by name of the host.
         program: its file in `programs`, and its arguments.
         launcher: what is started on each host.
@@ -141,6 +144,7 @@ def collected(
             keeper=keeper,
             num_ranks=num_ranks,
             num_absent=absent,
+            is_behind=is_behind,
             clock_offsets_s=offsets_s[:num_hosts],
         )
         if collects:

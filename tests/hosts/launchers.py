@@ -67,6 +67,12 @@ def slurm_torchrun(place: Place) -> list[Start]:
     return [Start(command=[*place.record, *_torchrun(place)], env=_slurm(place, tasks=1, task=0))]
 
 
+def torchrun_behind_a_script(place: Place) -> list[Start]:
+    """Start torchrun on the first host; on the others a script that comes before it does not end."""
+    waits = ["sleep", "1000"]
+    return [Start(command=[*place.record, *(waits if place.number else _torchrun(place))])]
+
+
 def slurm_ranks(place: Place) -> list[Start]:
     """Start every rank by itself: `srun dtprof run -- python train.py`."""
     return [

@@ -1,10 +1,11 @@
 """Launchers wait in a rendezvous for nodes that do not come: no rank was started."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.job_state import RendezvousWait
+from dtprof.diagnosis.job_state import JobState, RendezvousWait
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import plural
 
@@ -49,15 +50,61 @@ def find_incomplete_rendezvous(case: Case) -> Iterator[Finding]:
         )
         advice, confidence = (CHECK_HOSTS,), 0.85
     missing = () if differing else _missing_ranks(waits)
+    absent = None if differing else _find_absent(case.job)
+    if absent is not None:
+        summary = f"{summary.removesuffix('.')}. {absent.words}"
+        confidence = absent.confidence
+        named = ", ".join(absent.hosts[:MAX_SHOWN])
+        advice = (f"Look at {named}: whether it is up, and what its launcher does.", *advice)
     yield Finding(
         kind="rank-never-joined",
         summary=summary,
         culprit_ranks=missing,
+        culprit_hosts=absent.hosts if absent is not None else (),
         confidence=confidence,
         evidence=tuple(map(_seen, waits[:MAX_SHOWN])),
         advice=advice,
-        leaves_open=() if differing or unreached or missing else (WHICH_NODE,),
+        leaves_open=() if differing or unreached or missing or absent is not None else (WHICH_NODE,),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Absent:
+    hosts: tuple[str, ...]
+    words: str  # a sentence
+    confidence: float
+
+
+def _find_absent(job: JobState) -> _Absent | None:
+    """Return the hosts that have not come, by what takes part in the run, the scheduler, or an earlier run."""
+    waits = job.rendezvous
+    if job.unwaiting_hosts:
+        named = ", ".join(job.unwaiting_hosts[:MAX_SHOWN])
+        words = f"dtprof run is on {named}, and its launcher is not in the rendezvous."
+        return _Absent(hosts=job.unwaiting_hosts, words=words, confidence=0.85)
+    waiting = {_short_name(wait.host) for wait in waits}
+    given = next((wait for wait in waits if wait.hosts), None)
+    if given is not None:
+        hosts = tuple(host for host in given.hosts if _short_name(host) not in waiting)
+        # Others may keep runs of their own: only where one run has all of them, or one alone is missing, it is known.
+        if hosts and len(given.hosts) == waits[0].nodes:
+            words = f"{_not_come(hosts)}, of the hosts in {given.hosts_from}."
+            return _Absent(hosts=hosts, words=words, confidence=0.85 if len(hosts) == 1 else 0.6)
+    earlier, name = job.earlier_hosts
+    hosts = tuple(host for host in earlier if _short_name(host) not in waiting)
+    if hosts:
+        words = f"{_not_come(hosts)}: it was in the run {name} with {'this host' if len(waits) == 1 else 'these'}."
+        return _Absent(hosts=hosts, words=words, confidence=0.6)
+    return None
+
+
+def _not_come(hosts: Sequence[str]) -> str:
+    named = ", ".join(hosts[:MAX_SHOWN]) + (f" and {len(hosts) - MAX_SHOWN} more" if len(hosts) > MAX_SHOWN else "")
+    return f"{named} {'has' if len(hosts) == 1 else 'have'} not come"
+
+
+def _short_name(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def _find_differing(waits: Sequence[RendezvousWait]) -> list[str]:

@@ -18,7 +18,7 @@ from dtprof.diagnosis.sources.device_health import find_device_health
 from dtprof.diagnosis.sources.link_rates import find_link_rates
 from dtprof.diagnosis.sources.recorded_ranks import RankRead, stopped_on_hang_ns
 from dtprof.diagnosis.sources.starting_ranks import find_starting
-from dtprof.diagnosis.sources.waiting_launchers import find_rendezvous
+from dtprof.diagnosis.sources.waiting_launchers import find_earlier, find_rendezvous, find_unwaiting
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.stop_detection import find_stop
 from dtprof.formatting import list_ranks
@@ -164,6 +164,8 @@ def collect(
             world_size=world_size,
         ),
         rendezvous=rendezvous,
+        unwaiting_hosts=find_unwaiting(run.path, rendezvous),
+        earlier_hosts=find_earlier(run.path, rendezvous),
         asleep_s=_time_asleep(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
     )
 

@@ -1,9 +1,18 @@
 """Launchers that were seen in a rendezvous, which starts no rank before it completes."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dtprof.diagnosis.job_state import RendezvousWait
+from dtprof.records import paths
+from dtprof.records.nodes.node_reader import newest_by_node
+
+BEYOND_S = 10.0
+"""Two looks at launchers, and what samples come late."""
+MOST_EARLIER = 64
+"""Runs beside one that are looked at."""
 
 
 def find_rendezvous(documents: Mapping[str, Mapping[str, Any]]) -> tuple[RendezvousWait, ...]:
@@ -23,6 +32,44 @@ def find_rendezvous(documents: Mapping[str, Mapping[str, Any]]) -> tuple[Rendezv
     return tuple(sorted(found, key=lambda wait: (wait.host, wait.pid)))
 
 
+def find_unwaiting(run: Path, waits: Sequence[RendezvousWait]) -> tuple[str, ...]:
+    """Return the hosts of a run whose launcher was not seen in the rendezvous that those of others wait in.
+
+    Each host says so itself, after it has waited for as long: one that takes part for a shorter time may be about to.
+    """
+    if not waits:
+        return ()
+    waiting = {paths.node_folder_name(wait.host).removeprefix("node-") for wait in waits}
+    needed_ns = int((min(wait.waited_s for wait in waits) + BEYOND_S) * 1e9)
+    here = (samples for samples in newest_by_node(run) if samples.node not in waiting and len(samples.host))
+    return tuple(one.node for one in here if int(one.host["t_ns"][-1] - one.host["t_ns"][0]) >= needed_ns)
+
+
+def find_earlier(run: Path, waits: Sequence[RendezvousWait]) -> tuple[tuple[str, ...], str]:
+    """Return the hosts of the newest other run beside this one of as many, these among them, and its name; or nothing.
+
+    A store, or a collector, has the runs of a cluster in one folder.
+    """
+    if not waits:
+        return (), ""
+    waiting = {paths.node_folder_name(wait.host).removeprefix("node-") for wait in waits}
+    try:
+        beside = [(path.stat().st_mtime, path.parent) for path in run.absolute().parent.glob(f"*/{paths.MANIFEST}")]
+    except OSError:
+        return (), ""
+    here = run.resolve()
+    others = (folder for _, folder in sorted(beside, reverse=True) if folder.resolve() != here)
+    for other in itertools.islice(others, MOST_EARLIER):
+        hosts = _hosts_of(other)
+        if len(hosts) == waits[0].nodes and waiting < hosts:
+            return tuple(sorted(hosts)), other.name
+    return (), ""
+
+
+def _hosts_of(run: Path) -> set[str]:
+    return {folder.name.removeprefix("node-") for folder in run.glob("node-*") if folder.is_dir()}
+
+
 def _read(host: str, pid: int, wait: Mapping[str, Any]) -> RendezvousWait:
     waited_s = wait.get("waited_s")
     return RendezvousWait(
@@ -36,6 +83,8 @@ def _read(host: str, pid: int, wait: Mapping[str, Any]) -> RendezvousWait:
         rdzv_id=str(wait.get("id") or ""),
         node_rank=_count(wait, "node_rank"),
         ranks_per_node=_count(wait, "ranks_per_node"),
+        hosts=tuple(map(str, hosts)) if isinstance(hosts := wait.get("hosts"), list) else (),
+        hosts_from=str(wait.get("hosts_from") or ""),
     )
 
 

@@ -1,11 +1,15 @@
 """Launchers wait in a rendezvous for nodes that do not come."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.job_state import JobState, RendezvousWait, assemble_job
-from dtprof.diagnosis.sources.waiting_launchers import find_rendezvous
+from dtprof.diagnosis.sources.waiting_launchers import find_earlier, find_rendezvous, find_unwaiting
 from dtprof.diagnosis.verdict import decide
+from dtprof.records import paths
+from dtprof.records.nodes.node_samples import Sample, SampleFile
 from dtprof.records.tables import Manifest
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job
@@ -94,6 +98,51 @@ def test_ranks_of_a_numbered_node_that_does_not_come_are_named() -> None:
     assert found(replace(NUMBERED, node_rank=1, for_store=True)).culprit_ranks == (0, 1, 2, 3)
     assert found(replace(NUMBERED, nodes=3)).culprit_ranks == ()
     assert found(replace(NUMBERED, ranks_per_node=None)).culprit_ranks == ()
+
+
+def test_the_host_of_the_allocation_that_has_not_come_is_named() -> None:
+    finding = found(replace(WAIT, host="a.cluster", hosts=("a", "b"), hosts_from="SLURM_JOB_NODELIST"))
+    assert finding.culprit_hosts == ("b",)
+    assert "b has not come, of the hosts in SLURM_JOB_NODELIST." in finding.summary
+    assert (finding.leaves_open, finding.confidence) == ((), 0.85)
+    all_there = replace(WAIT, hosts=("a", "b"), hosts_from="SLURM_JOB_NODELIST")
+    assert found(all_there, replace(all_there, host="b")).culprit_hosts == ()
+    several = found(replace(WAIT, nodes=3, hosts=("a", "b", "c"), hosts_from="SLURM_JOB_NODELIST"))
+    assert (several.culprit_hosts, several.confidence) == (("b", "c"), 0.6)
+    assert found(replace(WAIT, hosts=("a", "b", "c"))).culprit_hosts == ()  # any two of them may be meant
+
+
+def test_a_host_of_the_run_that_is_not_in_the_rendezvous_is_named() -> None:
+    finding = decide(replace(job_of(WAIT), unwaiting_hosts=("b",))).findings[0]
+    assert finding.culprit_hosts == ("b",)
+    assert "dtprof run is on b, and its launcher is not in the rendezvous." in finding.summary
+
+
+def test_a_host_that_has_been_there_for_as_long_would_have_said_that_it_waits(tmp_path: Path) -> None:
+    for host, seconds in (("a", 60), ("b", 60), ("c", 20)):
+        (tmp_path / f"node-{host}").mkdir()
+        file = SampleFile(tmp_path / f"node-{host}", {"boot_id": host})
+        for second in (0, seconds):
+            file.append(Sample(t_ns=second * 1_000_000_000, host=[], cores=[], gpus={}, processes={}))
+    assert find_unwaiting(tmp_path, [WAIT]) == ("b",)  # after 12 s, and two looks
+    assert find_unwaiting(tmp_path, []) == ()
+
+
+def test_hosts_of_the_newest_run_beside_it_like_it(tmp_path: Path) -> None:
+    for number, (name, hosts) in enumerate((("older", "ac"), ("old", "ab"), ("large", "abc"), ("other", "cd"))):
+        for host in hosts:
+            (tmp_path / name / f"node-{host}").mkdir(parents=True)
+        manifest = tmp_path / name / paths.MANIFEST
+        manifest.write_text("{}")
+        os.utime(manifest, (1000 + number, 1000 + number))
+    run = tmp_path / "now"
+    (run / "node-a").mkdir(parents=True)
+    (run / paths.MANIFEST).write_text("{}")
+    assert find_earlier(run, [WAIT]) == (("a", "b"), "old")
+    assert find_earlier(run, []) == ((), "")
+    finding = decide(replace(job_of(WAIT), earlier_hosts=(("a", "b"), "old"))).findings[0]
+    assert (finding.culprit_hosts, finding.confidence) == (("b",), 0.6)
+    assert "b has not come: it was in the run old with this host." in finding.summary
 
 
 def test_once_a_rank_has_started_the_rendezvous_is_over() -> None:
