@@ -29,7 +29,7 @@ START = Path(__file__).parent / "capture" / "bootstrap" / "dtprof_start.py"
 @fence.fenced("this process", "is not recorded")
 def record() -> None:
     """Arm this process: for its job of `dtprof run`, else for a run that the ranks of this host share."""
-    if os.environ.get("DTPROF_OFF", "0") not in ("", "0"):
+    if settings.is_switched_on(settings.ENV_OFF):
         return
     start = _load_start()
     start.wait_for_torch_of_ancestors_job()

@@ -172,6 +172,7 @@ ENV_COLLECT_TOKEN = "DTPROF_COLLECT_TOKEN"  # by users: the token of the collect
 ENV_COLLECT_TOKEN_FILE = "DTPROF_COLLECT_TOKEN_FILE"  # by users: a file that holds it, which others cannot read
 ENV_COLLECT_CA = "DTPROF_COLLECT_CA"  # by users: the certificate that its TLS is checked against
 ENV_ALWAYS = "DTPROF_ALWAYS"  # by images: the store of the runs of every torch job; by what is injected
+ENV_OFF = "DTPROF_OFF"  # by users: dtprof is off (also in dtprof_start.py, which imports nothing)
 ENV_LOCAL_DIR = "DTPROF_LOCAL_DIR"  # by users: where records of a run on a network file system lie meanwhile
 ENV_STEP_CLOCK = "DTPROF_STEP_CLOCK"  # by `dtprof overhead`: folder for the times of steps
 ENV_RANK_ABOVE = "DTPROF_RANK_ABOVE"  # by a rank of several: its pid and its run, for the processes that it starts
@@ -273,6 +274,11 @@ def parse_traced_ranks(text: str, *, setting: Setting = TRACE_RANKS) -> list[tup
             )
         ranges.append((first, last))
     return ranges
+
+
+def is_switched_on(variable: str) -> bool:
+    """Say whether an environment variable is set to anything but `0`."""
+    return os.environ.get(variable, "") not in ("", "0")
 
 
 def from_environment(setting: Setting) -> str:

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             "no command was given; expected one after `--`, "
             "for example: dtprof run -- torchrun --nproc-per-node 4 train.py"
         )
-    if arguments.off or os.environ.get("DTPROF_OFF", "0") not in ("", "0"):
+    if arguments.off or settings.is_switched_on(settings.ENV_OFF):
         return _run_bare(command)
 
     try:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         # Nobody asked for this recording: the job runs whatever comes.
         print(f"dtprof: {error}: the job is not recorded", file=sys.stderr, flush=True)
-        os.environ["DTPROF_OFF"] = "1"
+        os.environ[settings.ENV_OFF] = "1"
         return _run_bare(command)
 
 
@@ -109,8 +109,8 @@ def _settings(arguments: argparse.Namespace) -> "job_launch.JobSettings":
     return job_launch.JobSettings(
         output=output,
         force=arguments.force,
-        join=arguments.join or settings.from_environment(settings.JOIN) not in ("", "0"),
-        native=not (arguments.no_native or settings.from_environment(settings.NO_NATIVE) not in ("", "0")),
+        join=arguments.join or settings.is_switched_on(settings.JOIN.env),
+        native=not (arguments.no_native or settings.is_switched_on(settings.NO_NATIVE.env)),
         max_log_mb=settings.parse_number(max_log, setting=settings.MAX_LOG_MB, minimum=16),
         hang_after_s=settings.parse_number(hang_after, setting=settings.HANG_AFTER, minimum=0),
         stop_on_hang=on_hang == "stop",

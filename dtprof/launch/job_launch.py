@@ -35,6 +35,7 @@ from dtprof.launch.node_sampler import Sampler
 from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records import paths, remote, writer
 from dtprof.records.shared_follower import SharedFollower, Subscription
+from dtprof.settings import ENV_OFF
 
 if TYPE_CHECKING:
     from dtprof.launch.collector.run_sender import CollectThread
@@ -108,7 +109,7 @@ def run_job(
     except DiskFullError as error:
         say(f"{error}: nothing is recorded, the job runs uninstrumented")
         # Off, or a launcher whose every job is recorded would become the command of another `dtprof run`, for ever.
-        bare = {**os.environ, "DTPROF_OFF": "1"}
+        bare = {**os.environ, ENV_OFF: "1"}
         return JobEnd(run=None, status=start(command, bare).wait(lambda: None), stopped_by_us=False)
     set_run(run)
     may_be_joined = settings.join or job is not None  # else no port is opened
