@@ -115,6 +115,23 @@ MEMORY_CATEGORIES = {
     "communication": "communication_bytes",
 }
 """Samples of memory by category."""
+MEMORY_LABELS = {
+    RSS_BYTES: "process RSS",
+    PEAK_RSS_BYTES: "process RSS, peak",
+    USS_BYTES: "process USS",
+    HEAP_BYTES: "C heap",
+    CUDA_ALLOCATED_BYTES: "allocated",
+    CUDA_PEAK_ALLOCATED_BYTES: "allocated, peak",
+    CUDA_RESERVED_BYTES: "reserved",
+    CUDA_PEAK_RESERVED_BYTES: "reserved, peak",
+    CUDA_INACTIVE_SPLIT_BYTES: "reserved, split and unused",
+} | {sample: category.replace("_", " ") for category, sample in MEMORY_CATEGORIES.items()}
+"""Samples of memory, for people: those of the device's allocator in the allocator's own terms."""
+
+
+def memory_label(sample: str) -> str:
+    """Return the name of a sample of memory for people; one that is not known keeps its own, without the unit."""
+    return MEMORY_LABELS.get(sample, sample.removesuffix("_bytes").replace("_", " "))
 
 
 def canonical_op(c10d_name: str) -> str:

@@ -159,7 +159,7 @@ def test_what_never_ended_has_no_end_and_exceptions_are_instants(out: Path) -> N
     found = read(out)
     assert found.open == [("default_pg", "all_reduce")]
     assert found.instants == [(START_NS + 510, "RuntimeError")]
-    assert found.counters[0, "rss"] == [(START_NS + 100 * step + 90, 1000 * step) for step in range(4)]
+    assert found.counters[0, "process RSS"] == [(START_NS + 100 * step + 90, 1000 * step) for step in range(4)]
     assert {clock[1] - clock[6] for clock in found.clocks} == {WALL_CLOCK_NS - START_NS}
 
 

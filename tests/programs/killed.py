@@ -43,8 +43,9 @@ def main(folder, trials, seed):
         while not all(file.exists() and file.stat().st_size for file in files):
             time.sleep(0.001)
         time.sleep(chance.uniform(0.0, 0.3))
-        for rank in ranks:
-            os.kill(rank.pid, signal.SIGKILL)
+        for deed in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: who loses its peer before it is killed raises
+            for rank in ranks:
+                os.kill(rank.pid, deed)
         for rank in ranks:
             rank.join()
             assert rank.exitcode == -signal.SIGKILL, rank.exitcode

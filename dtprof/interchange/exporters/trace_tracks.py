@@ -362,7 +362,7 @@ def _counters(tables: RankTables, since_ns: int, until_ns: int | None) -> list[C
             of_quantity = inside & (samples["op"] == op)
             counters.append(
                 Counter(
-                    name=tables.ops[op].removesuffix("_bytes").replace("_", " "),
+                    name=events.memory_label(tables.ops[op]),
                     t_ns=samples["t_ns"][of_quantity].astype(np.int64),
                     value=samples["value"][of_quantity].astype(np.int64),
                 )

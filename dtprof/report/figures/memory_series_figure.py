@@ -15,6 +15,15 @@ FEW_SAMPLES = 60
 NUM_HUES = 3
 """Samples that are neither the total nor a category."""
 _CATEGORIES = {sample: f"memory {category}" for category, sample in events.MEMORY_CATEGORIES.items()}
+_OF_ALLOCATOR = (events.CUDA_ALLOCATED_BYTES, events.CUDA_PEAK_ALLOCATED_BYTES)
+_BESIDE_A_DEVICE = (
+    events.RSS_BYTES,
+    events.PEAK_RSS_BYTES,
+    events.USS_BYTES,
+    events.HEAP_BYTES,
+    events.CUDA_PEAK_RESERVED_BYTES,
+)
+"""Where a device's allocator was sampled, these stand in the numbers only: of the host, and a second peak."""
 _ABOVE, _BELOW = (0.36, 1.0), (0.0, 0.26)
 """Where memory and phases lie, from bottom to top."""
 
@@ -31,15 +40,19 @@ def draw_memory_series(source: Source) -> Drawing | Nothing:
             remedy="Samples are taken at each step: let the job end one, with an optimizer of torch or dtprof.step().",
         )
     formulas = _formulas(result.memory_formula)
-    largest = [float(series.value.max()) for series in worst_rank.samples.values()]
+    on_device = worst_rank.total in _OF_ALLOCATOR
+    drawn = {
+        name: series for name, series in worst_rank.samples.items() if not (on_device and name in _BESIDE_A_DEVICE)
+    }
+    largest = [float(series.value.max()) for series in drawn.values()]
     unit = choose_unit([*largest, *formulas.values()], SIZES)
     phases = memory.phases
     figure = new_figure(
         title=f"Memory of rank {worst} over the run", x_title="step", y_title=f"memory ({unit.name})",
         height=330 if phases is None else 440,
     )  # fmt: skip
-    others = [name for name in worst_rank.samples if name != worst_rank.total and name not in _CATEGORIES]
-    for name, series in worst_rank.samples.items():
+    others = [name for name in drawn if name != worst_rank.total and name not in _CATEGORIES]
+    for name, series in drawn.items():
         meta = (
             "ink"
             if name == worst_rank.total
@@ -64,7 +77,7 @@ def draw_memory_series(source: Source) -> Drawing | Nothing:
         rows=(
             *(
                 (
-                    name,
+                    events.memory_label(name),
                     str(len(series.value)),
                     *(format_bytes(value) for value in (series.value.min(), series.value.max(), series.value[-1])),
                 )
@@ -87,7 +100,7 @@ def _formulas(formula: MemoryFormula | None) -> dict[str, int]:
 
 
 def _add_series(figure: Plot, name: str, series: SampleSeries, unit: Unit, *, meta: str) -> None:
-    word = as_label(name.removesuffix("_bytes").replace("_", " "))
+    word = as_label(events.memory_label(name))
     figure.add_trace(
         new_trace(
             "scatter",
@@ -170,10 +183,11 @@ def _add_phases(figure: Plot, phases: StepPhases) -> None:
 def _describe_growth(growth: MemoryGrowth | None) -> str:
     if growth is None:
         return ""
-    word = growth.sample.removesuffix("_bytes").replace("_", " ")
-    return f" Its {word} changes by {_signed(growth.bytes_per_step)} a step" + (
-        ", and goes on growing." if growth.leaks else "."
-    )
+    label = events.memory_label(growth.sample)
+    if abs(growth.bytes_per_step) < 1:
+        return f" It stays the same from step to step ({label})."
+    goes_on = ", and goes on growing" if growth.leaks else ""
+    return f" It changes by {_signed(growth.bytes_per_step)} a step ({label}){goes_on}."
 
 
 def _signed(value: float) -> str:
