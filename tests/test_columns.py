@@ -23,7 +23,12 @@ def test_distinct_values_are_those_that_numpy_finds(column: list[int]) -> None:
     assert distinct(rows.reshape(1, -1)).tolist() == np.unique(rows).tolist()
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-(2**62), 2**62), st.integers(-1, 1))))
+NEAR = st.integers(-1, 3)
+FAR = st.integers(-(2**62), 2**62)
+CLOSE = st.integers(2**40, 2**40 + 5)
+
+
+@given(st.sampled_from([FAR, CLOSE]).flatmap(lambda middle: st.lists(st.tuples(NEAR, middle, NEAR))))
 def test_rows_that_are_alike_are_counted(rows: list[tuple[int, int, int]]) -> None:
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(3)]
     *found, counts = (column.tolist() for column in count_alike(columns))

@@ -38,7 +38,7 @@ from dtprof.records.rank_log.short_logs import MOST_SHORT, MOST_TOGETHER, ShortL
 from dtprof.records.rank_log.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
 from dtprof.records.replicas import ReplicaProcess, describe_replicas, separate_replicas
 from dtprof.records.run_cache import MOST_BYTES, RankCache
-from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
+from dtprof.records.tables import Array, Manifest, NodeMemory, Past, ProcessExit, RankTables
 
 MIN_OF_EACH = 1024
 """Operations of each rank to read, at least, where only the newest are read."""
@@ -105,15 +105,24 @@ class Run:
             return self.cache.tables[rank]
         number, folder = self._folder(rank, attempt)
         newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=of_each)
-        return newest if newest is not None else self.load(rank, attempt)
+        if newest is None:
+            return self.load(rank, attempt)
+        if attempt is None and self.cache is not None and newest.counts_steps:
+            self.cache.put_newest(newest.tables, of_all=of_all, of_each=of_each)
+        return newest.with_past()
 
     def _load_newest_steps(self, rank: int, of_all: int) -> RankTables:
+        kept = None if self.cache is None else self.cache.newest(rank, of_all=of_all, of_each=MIN_OF_EACH)
+        if kept is not None:
+            return kept
         number, folder = self._folder(rank, None)
         newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=MIN_OF_EACH, counts_rest=False)
         # Steps that the program does not count are counted from the first record that is read.
-        if newest is None or not newest.operations["step"][-1:].any():
+        if newest is None or not newest.counts_steps:
             return read_rank(folder, rank=rank, attempt=number)
-        return newest
+        if self.cache is not None:
+            self.cache.put_newest(newest.tables, of_all=of_all, of_each=MIN_OF_EACH)
+        return newest.tables
 
     def _folder(self, rank: int, attempt: int | None) -> tuple[int, Path]:
         attempts = dict(self.folders[rank])
@@ -153,7 +162,7 @@ class Run:
         """
         if self.count_events() <= operations:
             return self
-        return dataclasses.replace(self, cache=None, newest=operations)
+        return dataclasses.replace(self, newest=operations)
 
     def count_events(self) -> int:
         """Return at most how many events the newest attempts of all ranks hold."""
@@ -423,9 +432,30 @@ def _read_together(ranks: Sequence[_Waiting]) -> Iterator[RankTables]:
         yield _tables(waiting.folder, records, of_rank, strings, texts, rank=waiting.rank, attempt=waiting.attempt)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewestOperations:
+    """The newest operations of a rank, and what is known of its older records."""
+
+    tables: RankTables  # as if nothing older had been recorded
+    older_spans: Sequence[Array] = ()  # those that matter, in tables of SPAN
+    past: Past | None = None  # None: the older records were not counted
+
+    @property
+    def counts_steps(self) -> bool:
+        """Say whether the program counts steps, so that the first step here is not taken for the first of the run."""
+        return bool(self.tables.operations["step"][-1:].any())
+
+    def with_past(self) -> RankTables:
+        """Return the tables with what is known of older records."""
+        if self.past is None:
+            return self.tables
+        spans = by_time([*self.older_spans, self.tables.spans], self.tables.spans.dtype, "begin_ns")
+        return dataclasses.replace(self.tables, spans=spans, past=self.past)
+
+
 def read_newest(
     folder: Path, *, rank: int, attempt: int, of_all: int, of_each: int, counts_rest: bool = True
-) -> RankTables | None:
+) -> NewestOperations | None:
     """Read the newest operations of a rank folder with a long log, and count the rest.
 
     Parameters:
@@ -448,7 +478,8 @@ def read_newest(
     headers = [cut.header, *_read_headers(files[cut.segment + 1 :], records, problems)]
     strings = read_strings(folder, problems)
     newest = by_time(records.operations.parts(), tables.OPERATION, "issued_ns")
-    past = None
+    past: Past | None = None
+    spans: list[Array] = []
     if not counts_rest:
         older = list(read_heads(files[: cut.segment]))
     else:
@@ -456,11 +487,10 @@ def read_newest(
         if counted is None:
             return None
         past, spans, older = counted
-        records.spans[:0] = spans
     headers = [*older, *headers]
     _note_gaps(folder, headers, problems)
-    newest_tables = _tables(folder, records, headers, strings, problems, rank=rank, attempt=attempt)
-    return dataclasses.replace(newest_tables, past=past)
+    read = _tables(folder, records, headers, strings, problems, rank=rank, attempt=attempt)
+    return NewestOperations(tables=read, older_spans=spans, past=past)
 
 
 def _read_segments(files: Sequence[Path], problems: list[str]) -> tuple[Records, list[dict[str, Any]]]:

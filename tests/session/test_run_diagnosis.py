@@ -3,13 +3,15 @@
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.sources import recorded_ranks
 from dtprof.job.rank_executor import THIS_PROCESS
-from dtprof.records import paths
+from dtprof.records import paths, reader
+from dtprof.records.rank_log import counted_segments, segments
 from dtprof.records.reader import open_run
 from dtprof.records.tables import ProcessExit
 from dtprof.session.engines import Engine
@@ -77,7 +79,28 @@ def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monke
     monkeypatch.setattr(recorded_ranks, "MAX_TAIL", 200)
     monkeypatch.setattr(recorded_ranks, "MIN_COLLECTIVES", 200)
     (whole, *_) = (one.evidence for one in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
-    assert len(pickle.dumps(whole)) > held + (81 - 6) * 150, "a row has more than 150 bytes"
+    assert len(pickle.dumps(whole)) > held + (81 - 6) * 120, "a row has more than 120 bytes"
+
+
+def test_a_long_log_is_read_once_for_what_the_rules_look_at_and_for_stragglers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded_ranks, "MAX_COLLECTIVES", 400)
+    monkeypatch.setattr(recorded_ranks, "MIN_COLLECTIVES", 100)
+    monkeypatch.setattr(reader, "MIN_OF_EACH", 100)
+    generate(tmp_path / "run", Job(dp=4, steps=120, layers=4, slow={1: 1.5}))
+    read: list[str] = []
+
+    def read_segment(path: Path, taker: segments.Taker, problems: list[str]) -> dict[str, Any] | None:
+        read.append(path.parent.name)
+        return segments.read_segment(path, taker, problems)
+
+    monkeypatch.setattr(counted_segments, "read_segment", read_segment)
+    alone = diagnose_run(tmp_path / "run", Engine(jobs=1))
+    assert [finding.culprit_ranks for finding in alone.findings] == [(1,)]
+    assert sorted(read) == [paths.rank_folder_name(rank, 0) for rank in range(4)]
+    monkeypatch.setattr(reader, "MOST_BYTES", 0)
+    assert diagnose_run(tmp_path / "run", Engine(jobs=1)) == alone
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,18 @@ from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.job.stalls import INTERVAL_NS, MAX_PAUSES
 from dtprof.records import codes, events, schema
 from dtprof.records.reader import MIN_OF_EACH, Run
-from dtprof.records.tables import UNKNOWN_NS, Array, Past, ProcessExit, RankTables, Site, ids_named, join, select
+from dtprof.records.tables import (
+    OPERATION,
+    UNKNOWN_NS,
+    Array,
+    Past,
+    ProcessExit,
+    RankTables,
+    Site,
+    ids_named,
+    join,
+    select,
+)
 
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that rules read one by one, the newest of each: memory and time stay bounded."""
@@ -440,8 +451,19 @@ def _is_open(rows: Array) -> npt.NDArray[np.bool_]:
     return np.asarray(failed | (observed & (rows["done_ns"] == UNKNOWN_NS)) | (rows["state"] == codes.ISSUED), bool)
 
 
+_KEPT = np.dtype(
+    [
+        *((name, OPERATION[name]) for name in ("group", "op", "site", "thread", "peer", "tag", "numel", "nbytes")),
+        *((name, "u4") for name in ("seq", "step")),  # as recorded
+        *((name, OPERATION[name]) for name in ("kind", "dtype", "reduce_op", "state", "flags", "waits")),
+        *((name, OPERATION[name]) for name in ("issued_ns", "done_ns")),
+        ("nth", "i4"),
+    ]
+)
+
+
 class _Maker:
-    """Makes operations of rows, from the row `first` on: it holds on to no others."""
+    """Makes operations of rows, from the row `first` on: of those it holds on to what operations show, half as much."""
 
     def __init__(
         self,
@@ -457,9 +479,11 @@ class _Maker:
         self._started = started
         self._tables = tables
         self._keys = keys
-        self._rows = rows[first:].copy() if first else rows
-        self._nth = nth[first:].copy() if first else nth
-        self._names = rows.dtype.names or ()
+        self._rows = np.empty(len(rows) - first, _KEPT)
+        self._names = _KEPT.names or ()
+        for name in self._names[:-1]:
+            self._rows[name] = rows[name][first:]
+        self._rows["nth"] = nth[first:]
         self._ignoring_tags = {number for number, group in tables.groups.items() if group.is_nccl}
 
     def operation(self, i: int) -> Operation:
@@ -495,7 +519,7 @@ class _Maker:
             thread=row["thread"],
             sizes=None if p2p else tables.sizes.get(row["tag"]),
             on_device=bool(flags & codes.DEVICE),
-            nth=int(self._nth[at]),
+            nth=row["nth"],
         )
 
 
