@@ -173,6 +173,7 @@ class RankState(RankOperations):
     passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
     long_phases: tuple[LongPhase, ...] = ()
     steps_ended: int | None = None  # optimizer steps that have ended, unless none was recorded
+    versions: Mapping[str, str] = field(default_factory=dict)  # by program, torch and Python, where they are known
     blocked_share: float | None = None  # of its steps that operations took, at most; None: not known
 
     @cached_property

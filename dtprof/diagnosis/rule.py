@@ -35,6 +35,8 @@ class Stage(Enum):
     """Completed operations are mismatched. Only the first rule that finds some applies: later ones see consequences."""
     RISK = auto()
     """A risk or a cost of a job that makes progress."""
+    WHOLE_JOB = auto()
+    """True of the job however it fares: reported beside its cause or its risks, and never in their place."""
     NOTE = auto()
     """A risk in a group that did not hang: dropped for groups that are MISPAIRED."""
 

@@ -35,6 +35,10 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
         findings += _find_all(case, Stage.BESIDE_CRASH)
     left_open = () if findings else tuple(text for rule in RULES for text in rule.leave_open(case))
     outcome, reasons = assess_outcome(job, findings, left_open)
+    beside = _find_all(case, Stage.WHOLE_JOB)
+    findings = [*findings, *beside]
+    if outcome in ("healthy", "slow") and any(finding.severity != "info" for finding in beside):
+        outcome = "risk"
     return Verdict(
         outcome=outcome,
         source=job.sources,

@@ -31,7 +31,7 @@ def test_ranks_that_ran_two_builds_of_torch_are_named_with_them(tmp_path: Path) 
     builds = ("2.13.0+cpu", "2.13.0+cpu", "2.11.0+cu130")
     ranks = [RankBuilder(rank, 3, torch_version=build) for rank, build in enumerate(builds)]
     verdict = diagnose_run(write_run(tmp_path / "run", ranks))
-    assert verdict.cannot_tell == (
-        "ranks ran different builds of torch (2.13.0+cpu on ranks 0, 1; 2.11.0+cu130 on rank 2): what one sends "
-        "another may not understand",
-    )
+    assert (verdict.outcome, verdict.cannot_tell) == ("risk", ())
+    finding = verdict.findings[-1]
+    assert (finding.kind, finding.culprit_ranks) == ("version-mismatch", (2,))
+    assert finding.summary == ("Ranks run different versions of torch: rank 2 2.11.0+cu130; ranks 0, 1 2.13.0+cpu.")

@@ -3,12 +3,14 @@
 faults: how often, and how soon, a fault of a host is named. One job: its second host is cut off, and frozen, N times
 in turn, each until the verdict names it and again until no verdict does any more; another whose second host has a slow
 link N times. Then N jobs each whose second host loses its power, has a small share of a core, starts nothing (under
-Slurm), or starts a script that does not come to torchrun; and N sound ones, whose links are all as slow.
+Slurm), or starts a script that does not come to torchrun; N sound ones, whose links are all as slow;
+and N whose second host has another torch.
 launchers: what is recorded of a sound job, and of one in which a rank fails, under each launcher.
 clocks: how far the clocks of hosts are known, where the run is collected and where it is gathered.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from dtprof.diagnosis.sources.recorded_run import SILENT_AFTER_S
 from tests.hosts import launcher_checks
 from tests.hosts.collected_jobs import HANG_AFTER_S, CollectedJob, collected, is_training
 from tests.hosts.launchers import slurm_torchrun, torchrun_behind_a_script
-from tests.hosts.machines import why_not
+from tests.hosts.machines import REPOSITORY, why_not
 from tests.jobs import DTPROF
 
 LINK_KBIT_PER_S = 2000
@@ -33,7 +35,7 @@ FAST_S = 15.0
 """Between two times at which a link is slow: what is usual is what it does in a quarter of the run."""
 SOUND_S = 30.0
 """For so long a sound job is diagnosed again and again."""
-FAULTS = ("silent", "killed", "slow", "slow-link", "links-equal", "absent", "behind")
+FAULTS = ("silent", "killed", "slow", "slow-link", "links-equal", "absent", "behind", "versions")
 
 
 class Rates:
@@ -80,8 +82,10 @@ class Rates:
             print(f"{name}: something found in {sum(mistakes)} of {len(mistakes)}, which are sound")
 
 
-def measure_faults(folder: Path, repetitions: int, num_hosts: int, num_ranks: int, only: list[str]) -> None:
-    """Run the jobs."""
+def measure_faults(
+    folder: Path, repetitions: int, num_hosts: int, num_ranks: int, only: list[str], other_torch: Path | None
+) -> None:
+    """Run the jobs; `other_torch` is a folder of packages with another version of torch."""
     rates = Rates()
     print(f"a host counts as silent after {SILENT_AFTER_S:.0f} s, a rendezvous as stuck after {HANG_AFTER_S} s")
 
@@ -126,6 +130,10 @@ def measure_faults(folder: Path, repetitions: int, num_hosts: int, num_ranks: in
             with job_of(f"links-equal-{number}", link_kbit_per_s=LINK_KBIT_PER_S) as job:
                 job.wait_until(lambda: is_training(job))
                 rates.add_sound("links all as slow", job)
+        if "versions" in only:
+            where = {"PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(other_torch)))}
+            with job_of(f"versions-{number}", env={"b": where}) as job:
+                rates.add("other versions", job, "version-mismatch", "b")
         if "absent" in only:
             with job_of(f"absent-{number}", absent=1, launcher=slurm_torchrun) as job:
                 rates.add("rendezvous, host absent", job, "rank-never-joined", "b")
@@ -177,6 +185,9 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=2, metavar="N")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of each host")
     parser.add_argument("--only", action="append", metavar="NAME", help="one fault or launcher; several times")
+    parser.add_argument(
+        "--other-torch", type=Path, metavar="FOLDER", help="site-packages with another torch, for the second host"
+    )
     given = parser.parse_args()
     if why_not():
         print(why_not(), file=sys.stderr)
@@ -184,7 +195,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if given.what == "faults":
-            measure_faults(folder, given.repetitions, given.hosts, given.ranks, given.only or list(FAULTS))
+            only = given.only or list(FAULTS)
+            if "versions" in only and not given.other_torch:
+                print("no host with other versions: --other-torch says where they are", file=sys.stderr)
+                only = [name for name in only if name != "versions"]
+            measure_faults(folder, given.repetitions, given.hosts, given.ranks, only, given.other_torch)
         elif given.what == "launchers":
             measure_launchers(folder, given.hosts, given.only or [])
         else:

@@ -54,6 +54,7 @@ ORDER = (
     "shared_group",
     "collective_in_except",
     "uneven_inputs",
+    "version_mismatch",
 )
 """The files of this folder. Of two rules of one stage the earlier runs first: a cause before its effects."""
 

@@ -55,7 +55,6 @@ class RankRead:
     evidence: RankState
     world_size: int  # as it declares
     boot_id: str
-    torch_version: str
     first_ns: int
     problems: tuple[str, ...]
 
@@ -147,10 +146,13 @@ def _read(tables: RankTables) -> RankRead:
         evidence=rank_state(tables, exit=None, stack=None, alive=None),
         world_size=tables.world_size,
         boot_id=tables.boot_id,
-        torch_version=tables.torch_version,
         first_ns=tables.first_ns,
         problems=tables.problems,
     )
+
+
+def _versions(tables: RankTables) -> tuple[tuple[str, str], ...]:
+    return ("torch", tables.torch_version), ("Python", tables.python_version)
 
 
 def rank_state(
@@ -235,6 +237,7 @@ def rank_state(
         passes=_passes(tables, spans),
         steps_ended=_steps_ended(spans_named(tables, spans, events.OPTIMIZER)),
         blocked_share=find_blocked_share(rows, tables),
+        versions={name: text for name, text in _versions(tables) if text},
         long_phases=(*_long_phases(tables, spans), *_long_gaps(rows[first:])),
         collectives=index_collectives(
             tables,

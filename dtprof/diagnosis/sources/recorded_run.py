@@ -21,7 +21,6 @@ from dtprof.diagnosis.sources.starting_ranks import find_starting
 from dtprof.diagnosis.sources.waiting_launchers import find_earlier, find_rendezvous, find_unwaiting
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.stop_detection import find_stop
-from dtprof.formatting import list_ranks
 from dtprof.intervals import Column
 from dtprof.job.stalls import (
     SLOW_AFTER_NS,
@@ -105,7 +104,6 @@ def collect(
     declared: dict[int, int] = {}
     attempt = newest_attempt(run.folders)
     boots: dict[int, str] = {}
-    builds: dict[str, list[int]] = {}
     for read in reads:
         recorded = read.evidence
         document = run.exit_records.stacks_of(recorded.host)
@@ -125,14 +123,12 @@ def collect(
         boots[recorded.rank] = read.boot_id
         problems += read.problems
         if recorded.attempt == attempt:
-            builds.setdefault(read.torch_version, []).append(recorded.rank)
             declared[recorded.rank] = read.world_size
         last_ns = max(last_ns, recorded.last_ns)
     world_size = resolve_world_size(declared.values(), declared)
     # Once a rank runs, a rendezvous is over.
     rendezvous = () if run.folders else find_rendezvous(run.exit_records.stacks)
     ranks += _ends_before_any_record(run, world_size)
-    problems += _builds_that_differ(builds)
     silent_s = _find_silent(run, ranks)
     stop = _find_stop(run, ranks, boots, silent_s) if not any(rank.alive for rank in ranks) else None
     progress = None
@@ -174,15 +170,6 @@ def _finder_of_places(
     find_places: Callable[[str], Mapping[int, facts.SourcePlace]],
 ) -> Callable[[str, int], facts.SourcePlace | None]:
     return lambda file, line: find_places(file).get(line)
-
-
-def _builds_that_differ(builds: Mapping[str, Sequence[int]]) -> list[str]:
-    """Say which ranks ran which build of torch, where they ran several."""
-    known = sorted((ranks, version) for version, ranks in builds.items() if version)
-    if len(known) < 2:
-        return []
-    described = "; ".join(f"{version} on {list_ranks(list(ranks))}" for ranks, version in known)
-    return [f"ranks ran different builds of torch ({described}): what one sends another may not understand"]
 
 
 def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.RankState]:
