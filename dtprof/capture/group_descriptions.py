@@ -8,7 +8,8 @@ from dtprof import fence
 from dtprof.capture.string_entries import entry
 from dtprof.records.axis_names import axis_of, plain_axis
 
-_NAMING_MODULES = ("megatron.core.parallel_state", "deepspeed.utils.groups")
+MEGATRON, DEEPSPEED = "megatron.core.parallel_state", "deepspeed.utils.groups"
+_naming_modules = [MEGATRON, DEEPSPEED]
 """Keep their groups in globals such as `_TENSOR_MODEL_PARALLEL_GROUP`, some as a dict or list of groups."""
 MAX_LISTED = 16
 """A larger group is written as a range where its members are evenly spaced."""
@@ -138,6 +139,12 @@ def _timeout_s(group: Any) -> float | None:
     return None
 
 
+def read_axes_of(module_name: str) -> None:
+    """Read the axes of groups from the variables of this module, too, a copy of those of Megatron or DeepSpeed."""
+    if module_name not in _naming_modules:
+        _naming_modules.append(module_name)
+
+
 @fence.fenced("the axis of a process group")
 def named_axis_entry(name: str) -> str:
     """Return the entry with the axis for which Megatron or DeepSpeed use a group, or an empty string.
@@ -145,7 +152,7 @@ def named_axis_entry(name: str) -> str:
     This reads their variables: some of their getters create groups. The variables are set after the group was created,
     so call this at its first operation.
     """
-    for module_name in _NAMING_MODULES:
+    for module_name in _naming_modules:
         module = sys.modules.get(module_name)
         groups = _named_groups(vars(module)) if module is not None else ()
         axes = [(axis, group) for axis, group in groups if hasattr(group, "rank")]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dtprof.analysis.memory.memory_formulas import ModelShare, compare_with_formula
+from dtprof.capture import group_descriptions
 from dtprof.capture.frameworks import FRAMEWORKS, Adapter
 from dtprof.capture.frameworks import attribution as of_attribution
 from dtprof.capture.frameworks.attribution import Attribution
@@ -99,9 +100,11 @@ def forward_backward_pipelining_with_interleaving(*, acts, model, num_microbatch
 """
 
 
-def megatron(modules: Callable[..., Any], rank: int, size: int, text: str = MEGATRON) -> Any:
-    modules("megatron.core.parallel_state", get_pipeline_model_parallel_group=lambda: Group("7", rank, size))
-    schedules = modules("megatron.core.pipeline_parallel.schedules")
+def megatron(
+    modules: Callable[..., Any], rank: int, size: int, text: str = MEGATRON, core: str = "megatron.core"
+) -> Any:
+    state = modules(f"{core}.parallel_state", get_pipeline_model_parallel_group=lambda: Group("7", rank, size))
+    schedules = modules(f"{core}.pipeline_parallel.schedules", parallel_state=state)
     exec(text, vars(schedules))
     return schedules
 
@@ -191,6 +194,77 @@ def test_group_along_data_and_a_context_of_one_rank_is_data_parallel(modules: Ca
     groups["_DATA_PARALLEL_GROUP"], groups["_CONTEXT_PARALLEL_GROUP"] = Group("1", 0, 2), Group("3", 0, 2)
     modules("megatron.core.parallel_state", **groups)
     assert json.loads(named_axis_entry("2"))["axis"] == "dp_cp"
+
+
+def test_copies_under_other_names_are_recognised_by_what_they_define(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    Megatron(attribution).install()
+    DeepSpeed(attribution).install()
+    FairScale(attribution).install()
+    schedules = megatron(modules, rank=0, size=2, core="lab.third_party.mcore")
+    # What imports the functions from elsewhere, or defines other ones under some of the names, is no copy.
+    reexports = modules("lab.train", **{name: value for name, value in vars(schedules).items() if name[0] != "_"})
+    others = modules("lab.own")
+    exec("def forward_step(number): return [number], 1\nclass DistributedOptimizer: pass", vars(others))
+    unhooked = reexports.forward_step, others.forward_step, others.DistributedOptimizer.__init__
+    optimizers = modules("lab.third_party.mcore.optimizer.distrib_optimizer")
+    exec(
+        "class DistributedOptimizer:\n"
+        "    def __init__(self, group): self.data_parallel_group = group\n"
+        "    def _build_gbuf_range_map(self): ...",
+        vars(optimizers),
+    )
+    sharded = modules("lab.sharded_ddp")
+    exec(
+        "class ShardedDataParallel:\n"
+        "    def __init__(self, group): self._process_group = group\n"
+        "    def refresh_trainable(self): ...",
+        vars(sharded),
+    )
+    for _ in range(2):  # each is hooked once
+        attribution.copies.look()
+        modules(f"lab.late{_}")
+    schedules.forward_backward_pipelining_without_interleaving(
+        acts=[("F", None, 0), ("B", None, 0)], model=object(), num_microbatches=1
+    )
+    optimizers.DistributedOptimizer(Group("1", 0, 4))
+    sharded.ShardedDataParallel(Group("2", 0, 4))
+    assert [span[:1] for span in recorder.spans] == [("pp_step",), (F,), (B,)]
+    assert [(entry["axis"], entry["by"]) for entry in recorder.of("axis")] == [
+        ("pp", "lab.third_party.mcore.pipeline_parallel"), ("dp", "lab.sharded_ddp"),
+    ]  # fmt: skip
+    assert [(entry["scheme"], entry["by"]) for entry in recorder.of("sharding")] == [
+        ("zero1", "lab.third_party.mcore.optimizer"), ("zero2", "lab.sharded_ddp"),
+    ]  # fmt: skip
+    assert (reexports.forward_step, others.forward_step, others.DistributedOptimizer.__init__) == unhooked
+
+
+def test_groups_in_variables_of_a_copy_have_its_axes(
+    attribution: Attribution, modules: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_descriptions, "_naming_modules", [])
+    state = modules("lab.mpu", _TENSOR_MODEL_PARALLEL_GROUP=Group("of copy", 0, 2))
+    exec("def initialize_model_parallel(): ...\ndef get_data_parallel_group(): ...", vars(state))
+    Megatron(attribution).install()
+    assert named_axis_entry("of copy") == ""
+    attribution.copies.look()
+    assert json.loads(named_axis_entry("of copy")) == {"k": "axis", "group": "of copy", "axis": "tp", "by": "lab.mpu"}
+
+
+def test_modules_are_searched_without_running_their_code(attribution: Attribution, modules: Callable[..., Any]) -> None:
+    class Lazy(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+    Megatron(attribution).install()
+    modules("lab.lazy")
+    sys.modules["lab.lazy"] = Lazy("lab.lazy")
+    sys.modules["lab.nothing"] = None  # type: ignore[assignment]  # as a test that blocks an import leaves it
+    try:
+        attribution.copies.look()
+    finally:
+        del sys.modules["lab.nothing"]
 
 
 # ---- DeepSpeed -------------------------------------------------------------------------------------------------------

@@ -111,7 +111,16 @@ CLIENTS = {
         framework="megatron", program="megatron_pipeline.py", arguments=("2", "2"), ranks=4, tokens=256, shards=1,
         schedule="1F1B", theory=1 / 5, axes=frozenset({"pp", "tp"}),
     ),
+    "megatron-vendored": Client(
+        framework="megatron", program="vendored.py",
+        arguments=("copies/megatron", "megatron.core", "lab_core", "megatron_pipeline.py", "2", "2"), ranks=4,
+        tokens=256, shards=1, schedule="1F1B", theory=1 / 5, axes=frozenset({"pp", "tp"}),
+    ),
     "fairscale-oss": Client(framework="fairscale", program="fairscale_oss.py", scheme="zero2"),
+    "fairscale-vendored": Client(
+        framework="fairscale", program="vendored.py",
+        arguments=("copies/fairscale", "fairscale", "lab_scale", "fairscale_oss.py"), scheme="zero2",
+    ),
     # The second replica fails after 6 steps: both have the 6 after it.
     "torchft-replicas": Client(
         framework="torchft", program="torchft_replicas.py", starts_ranks=True, steps=6, axes=frozenset({"dp_replicate"})

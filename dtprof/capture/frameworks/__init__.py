@@ -3,8 +3,9 @@
 One file a framework. Each waits for the framework's module to be imported, and imports nothing that the job does not.
 """
 
+import functools
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from dtprof import fence
 from dtprof.capture.frameworks import device_meshes, labelled_calls, split_groups
@@ -56,3 +57,10 @@ def install(recorder: Callable[[bool], Recorder | None]) -> None:
     for framework in FRAMEWORKS:
         framework(attribution).install()
     labelled_calls.install(attribution)
+    attribution.after_import("torch.distributed.distributed_c10d", functools.partial(_watch_groups, attribution))
+
+
+def _watch_groups(attribution: Attribution, module: Any) -> None:
+    """Look for copies of frameworks whenever groups are created: by then the program has imported them."""
+    for name in ("init_process_group", "new_group"):
+        attribution.after(module, name, attribution.copies.look)

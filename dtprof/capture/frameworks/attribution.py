@@ -11,6 +11,7 @@ from typing import Any
 from dtprof import fence
 from dtprof.capture.attribution_labels import AttributionLabels, Describe
 from dtprof.capture.call_sites import code_owners, user_line
+from dtprof.capture.frameworks.copies import Copies
 from dtprof.capture.frameworks.imports import after_import, replace_copies
 from dtprof.capture.group_descriptions import name_of
 from dtprof.capture.recorder import Recorder
@@ -39,6 +40,7 @@ class Attribution:
         self._missing: list[str] = []
         self._wrappers = 0
         self._early_uses: list[tuple[str, str, str]] = []
+        self.copies = Copies()
         # A forked child opens a log of its own, in which labels must be declared again.
         os.register_at_fork(after_in_child=self._forget)
 
@@ -139,8 +141,12 @@ class Attribution:
 
     # ---- hooks ---------------------------------------------------------------------------------------------------
 
-    def after_import(self, name: str, hook: Callable[[Any], object]) -> None:
-        """Hook a module once it is imported; note in the run where this torch lacks a name."""
+    def after_import(self, name: str, hook: Callable[[Any], object], defines: tuple[str, ...] = ()) -> None:
+        """Hook a module once it is imported; note in the run where this torch lacks a name.
+
+        Args:
+            defines: what a copy of the module under another name defines, as `Copies` has it; empty: no copy is hooked.
+        """
 
         @fence.fenced(f"attribution to {name}")
         def hook_module(module: ModuleType) -> None:
@@ -150,6 +156,8 @@ class Attribution:
                 self._note(_describe_missing(name, error.name))
 
         after_import(name, hook_module)
+        if defines:
+            self.copies.seek(name, defines, hook_module)
 
     def around(self, owner: Any, name: str, begin: Begin, end: End | None = None) -> None:
         """Replace a function by a `wrapped` one."""

@@ -1,14 +1,18 @@
 """Record how ZeRO of DeepSpeed shards the model, its data-parallel group, and the actions of its pipeline."""
 
 import collections
+import functools
 from collections.abc import Callable
 from typing import Any
 
+from dtprof.capture import group_descriptions
 from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.capture.frameworks.copies import owner_of
 from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenAction, PipelineActions, PipelinePlan
 from dtprof.capture.group_descriptions import name_of
 
-_BY = "deepspeed"
+_ENGINE, _PIPELINE = "runtime.engine", "runtime.pipe.engine"
+_GROUPS = ("_create_expert_and_data_parallel", "_get_expert_parallel_group")
 _INSTRUCTIONS = ("ForwardPass", "BackwardPass")
 _ZERO_3 = 3
 
@@ -24,14 +28,20 @@ class DeepSpeed:
 
     def install(self) -> None:
         """Wait for the job to import the engines."""
-        self._attribution.after_import("deepspeed.runtime.engine", self._hook_engine)
-        self._attribution.after_import("deepspeed.runtime.pipe.engine", self._hook_pipeline)
+        after_import = self._attribution.after_import
+        after_import(f"deepspeed.{_ENGINE}", self._hook_engine, ("DeepSpeedEngine.zero_optimization_stage",))
+        of_pipeline = ("PipelineEngine._exec_schedule", "PipelineEngine._INSTRUCTION_MAP")
+        after_import(f"deepspeed.{_PIPELINE}", self._hook_pipeline, of_pipeline)
+        self._attribution.copies.seek(
+            group_descriptions.DEEPSPEED, _GROUPS, lambda module: group_descriptions.read_axes_of(module.__name__)
+        )
 
     def _hook_engine(self, module: Any) -> None:
         if self._attribution.has_all(module.DeepSpeedEngine, ("__init__", "zero_optimization_stage")):
-            self._attribution.after(module.DeepSpeedEngine, "__init__", self._see_engine)
+            see = functools.partial(self._see_engine, owner_of(module, _ENGINE))
+            self._attribution.after(module.DeepSpeedEngine, "__init__", see)
 
-    def _see_engine(self, _: Any, engine: Any, *__: Any, **___: Any) -> None:
+    def _see_engine(self, by: str, _: Any, engine: Any, *__: Any, **___: Any) -> None:
         given = getattr(engine.optimizer, "dp_process_group", None)
         group = given if given is not None else engine.seq_data_parallel_group or engine.data_parallel_group
         # Ranks along the sequence join the ranks along the data in the group that reduces gradients.
@@ -40,12 +50,12 @@ class DeepSpeed:
         # ZeRO-3 shards each parameter over a group of its own: the default group, unless it is given one.
         of_parameters = _parameter_groups(engine) if stage == _ZERO_3 else []
         for used in (group, *of_parameters):
-            self._attribution.declare_use(used, axis, _BY)
+            self._attribution.declare_use(used, axis, by)
         experts = (
             getattr(engine, "expert_data_parallel_group", None) if getattr(engine, "has_moe_layers", False) else None
         )
         for sharded_over in ((*of_parameters, group)[0], *(experts or {}).values()):
-            self._attribution.declare_sharding(f"zero{stage}" if stage else "none", sharded_over, _BY)
+            self._attribution.declare_sharding(f"zero{stage}" if stage else "none", sharded_over, by)
 
     # ---- the pipeline --------------------------------------------------------------------------------------------
 
@@ -57,7 +67,12 @@ class DeepSpeed:
         table = f"{module.__name__}.PipelineEngine._INSTRUCTION_MAP"
         if not self._attribution.has_all(instructions, _INSTRUCTIONS, table):
             return
-        self._attribution.around(engine, "_exec_schedule", self._begin_step, self._actions.end)
+        self._attribution.around(
+            engine,
+            "_exec_schedule",
+            functools.partial(self._begin_step, owner_of(module, _PIPELINE)),
+            self._actions.end,
+        )
         for name, begin in zip(_INSTRUCTIONS, (self._begin_forward, self._begin_backward), strict=True):
             self._wrap(engine._INSTRUCTION_MAP, instructions[name], begin)
 
@@ -66,7 +81,7 @@ class DeepSpeed:
         original = instructions[kind]
         instructions[kind] = self._attribution.wrapped(original, original.__name__, begin, self._actions.end)
 
-    def _begin_step(self, engine: Any, pipe_schedule: Any) -> OpenAction | None:
+    def _begin_step(self, by: str, engine: Any, pipe_schedule: Any) -> OpenAction | None:
         group = engine.grid.get_pipe_parallel_group()
         plan = self._actions.declare(
             PipelinePlan(
@@ -78,7 +93,7 @@ class DeepSpeed:
                 group_rank=engine.stage_id,
                 group_size=engine.num_stages,
             ),
-            _BY,
+            by,
         )
         return self._counted.begin_step(plan, trains=type(pipe_schedule).__name__ == "TrainSchedule")
 

@@ -4,13 +4,16 @@ import functools
 from typing import Any
 
 from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.capture.frameworks.copies import owner_of
 
-_BY = "fairscale"
-_CLASSES = (  # module, class, attribute with its group, what is sharded
-    ("fairscale.optim.oss", "OSS", "group", "zero1"),
-    ("fairscale.nn.data_parallel.sharded_ddp", "ShardedDataParallel", "_process_group", "zero2"),
-    ("fairscale.nn.data_parallel.fully_sharded_data_parallel", "FullyShardedDataParallel", "process_group", "zero3"),
-)
+_CLASSES = (  # module, class, a method that no other class of this name has, attribute with its group, what is sharded
+    ("optim.oss", "OSS", "partition_parameters", "group", "zero1"),
+    ("nn.data_parallel.sharded_ddp", "ShardedDataParallel", "refresh_trainable", "_process_group", "zero2"),
+    (
+        "nn.data_parallel.fully_sharded_data_parallel", "FullyShardedDataParallel", "_rebuild_full_params",
+        "process_group", "zero3",
+    ),
+)  # fmt: skip
 
 
 class FairScale:
@@ -22,12 +25,14 @@ class FairScale:
 
     def install(self) -> None:
         """Wait for the job to import the wrappers."""
-        for module, name, group, scheme in _CLASSES:
-            self._attribution.after_import(module, functools.partial(self._hook, name, group, scheme))
+        for path, name, method, group, scheme in _CLASSES:
+            hook = functools.partial(self._hook, path, name, group, scheme)
+            self._attribution.after_import(f"fairscale.{path}", hook, (f"{name}.{method}",))
 
-    def _hook(self, name: str, group: str, scheme: str, module: Any) -> None:
-        self._attribution.after(getattr(module, name), "__init__", functools.partial(self._see, group, scheme))
+    def _hook(self, path: str, name: str, group: str, scheme: str, module: Any) -> None:
+        see = functools.partial(self._see, owner_of(module, path), group, scheme)
+        self._attribution.after(getattr(module, name), "__init__", see)
 
-    def _see(self, group: str, scheme: str, _: Any, created: Any, *__: Any, **___: Any) -> None:
-        self._attribution.declare_use(getattr(created, group), "dp", _BY)
-        self._attribution.declare_sharding(scheme, getattr(created, group), _BY)
+    def _see(self, by: str, group: str, scheme: str, _: Any, created: Any, *__: Any, **___: Any) -> None:
+        self._attribution.declare_use(getattr(created, group), "dp", by)
+        self._attribution.declare_sharding(scheme, getattr(created, group), by)

@@ -1,15 +1,20 @@
 """Record the pipeline actions of Megatron-Core, 1F1B and its interleaved form, and how its optimizer shards."""
 
 import functools
-import sys
 from typing import Any
 
+from dtprof.capture import group_descriptions
 from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.capture.frameworks.copies import owner_of
 from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenAction, PipelineActions, PipelinePlan
 from dtprof.capture.group_descriptions import name_of
 
-_BY = "megatron.core.pipeline_parallel"
-_OPTIMIZER = "megatron.core.optimizer"
+_SCHEDULES_MODULE = "megatron.core.pipeline_parallel.schedules"
+_OPTIMIZER_MODULE = "megatron.core.optimizer.distrib_optimizer"
+_OPTIMIZER = ("DistributedOptimizer", "DistributedOptimizer._build_gbuf_range_map")
+_STATE = ("initialize_model_parallel", "get_data_parallel_group")
+"""Of a module whose variables hold the groups, as Megatron's and what was made after it."""
+_PASSES = ("forward_step", "backward_step")
 _SCHEDULES = {
     "forward_backward_pipelining_without_interleaving": "1F1B",
     "forward_backward_pipelining_with_interleaving": "Interleaved1F1B",
@@ -29,32 +34,44 @@ class Megatron:
 
     def install(self) -> None:
         """Wait for the job to import the schedules and the optimizer."""
-        self._attribution.after_import(f"{_BY}.schedules", self._hook)
-        self._attribution.after_import(f"{_OPTIMIZER}.distrib_optimizer", self._hook_optimizer)
+        after_import = self._attribution.after_import
+        after_import(_SCHEDULES_MODULE, self._hook, (*_SCHEDULES, *_PASSES))
+        after_import(_OPTIMIZER_MODULE, self._hook_optimizer, _OPTIMIZER)
+        self._attribution.copies.seek(
+            group_descriptions.MEGATRON, _STATE, lambda module: group_descriptions.read_axes_of(module.__name__)
+        )
 
     def _hook(self, module: Any) -> None:
-        if not self._attribution.has_all(module, (*_SCHEDULES, "forward_step", "backward_step")):
+        if not self._attribution.has_all(module, (*_SCHEDULES, *_PASSES)):
             return
         around, end = self._attribution.around, self._actions.end
         for function, schedule in _SCHEDULES.items():
-            around(module, function, functools.partial(self._begin_step, schedule), end)
+            around(module, function, functools.partial(self._begin_step, module, schedule), end)
         around(module, "forward_step", self._begin_forward, end)
         self._attribution.after(module, "forward_step", self._end_forward)
         around(module, "backward_step", self._begin_backward, end)
 
     def _hook_optimizer(self, module: Any) -> None:
-        self._attribution.after(module.DistributedOptimizer, "__init__", self._see_optimizer)
+        see = functools.partial(self._see_optimizer, owner_of(module, "distrib_optimizer"))
+        self._attribution.after(module.DistributedOptimizer, "__init__", see)
 
-    def _see_optimizer(self, _: Any, optimizer: Any, *__: Any, **___: Any) -> None:
+    def _see_optimizer(self, by: str, _: Any, optimizer: Any, *__: Any, **___: Any) -> None:
         group = getattr(optimizer, "data_parallel_group", None)
         if group is not None:  # neither a stub for frozen models nor Megatron's FSDP
             # Buffers of gradients stay whole: what it shards is the optimizer's state, as ZeRO-1.
-            self._attribution.declare_sharding("zero1", group, _OPTIMIZER)
+            self._attribution.declare_sharding("zero1", group, by)
 
     def _begin_step(
-        self, schedule: str, *, model: Any, num_microbatches: int, forward_only: bool = False, **options: Any
+        self,
+        module: Any,
+        schedule: str,
+        *,
+        model: Any,
+        num_microbatches: int,
+        forward_only: bool = False,
+        **options: Any,
     ) -> OpenAction | None:
-        group = _pipeline_group(options)
+        group = _pipeline_group(module, options)
         chunks = len(model) if isinstance(model, list) else 1
         self._first_stage, self._num_ranks = group.rank(), group.size()
         plan = self._actions.declare(
@@ -67,7 +84,7 @@ class Megatron:
                 group_rank=group.rank(),
                 group_size=group.size(),
             ),
-            _BY,
+            owner_of(module, "schedules"),
         )
         return self._counted.begin_step(plan, trains=not forward_only)
 
@@ -82,11 +99,11 @@ class Megatron:
         return self._counted.begin_backward(id(output_tensor), self._first_stage)
 
 
-def _pipeline_group(options: dict[str, Any]) -> Any:
-    """Return the group of the stages: from the arguments of the schedule, else from Megatron's parallel state."""
+def _pipeline_group(module: Any, options: dict[str, Any]) -> Any:
+    """Return the group of the stages: from the arguments of the schedule, else from the parallel state it imported."""
     given = getattr(options.get("pg_collection"), "pp", None) or getattr(
         options.get("p2p_communicator"), "pp_group", None
     )
     if given is not None:
         return given
-    return sys.modules["megatron.core.parallel_state"].get_pipeline_model_parallel_group()
+    return module.parallel_state.get_pipeline_model_parallel_group()

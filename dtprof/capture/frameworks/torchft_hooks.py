@@ -17,7 +17,7 @@ class TorchFt:
 
     def install(self) -> None:
         """Wait for the job to import torchft."""
-        self._attribution.after_import(_MODULE, self._hook)
+        self._attribution.after_import(_MODULE, self._hook, ("ProcessGroupWrapper.configure",))
 
     def _hook(self, module: Any) -> None:
         wrapper = module.ProcessGroupWrapper
