@@ -96,17 +96,17 @@ class Run:
 
         Parameters:
             fixes: as behind `--fix`, such as "rank=3".
-            options: by the names of the command's options, such as network="2x" or microbatches=16.
+            options: by the names of the command's options, such as network="2x" or reduce_dtype="bf16".
 
         Raises:
             UsageError: a change is none, or names what the run does not have.
         """
-        from dtprof.session.typed_fixes import OPTIONS, parse_fixes
+        from dtprof.session.typed_fixes import ARGUMENTS, parse_fixes
         from dtprof.session.what_if import predict
 
-        unknown = sorted(set(options) - set(OPTIONS))
+        unknown = sorted(set(options) - set(ARGUMENTS))
         if unknown:
-            raise UsageError(f"there is no change {unknown[0]!r}; expected one of {', '.join(OPTIONS)}")
+            raise UsageError(f"there is no change {unknown[0]!r}; expected one of {', '.join(ARGUMENTS)}")
         given = {name: str(value) for name, value in options.items()}
         return predict(self._opened, self._engine, parse_fixes(fixes, given))
 

@@ -68,6 +68,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="gradients reduced in buckets of this size, for example 50MB",
     )
     changes.add_argument(
+        "--reduce-dtype",
+        action=GivenOnce,
+        metavar="bf16|fp16",
+        help="gradients of 32 bits reduced in 16, on devices: reduce_dtype of FSDP, bf16_compress_hook of DDP",
+    )
+    changes.add_argument(
         "--ranks", action=GivenOnce, metavar="N", help="N ranks in all, by more data-parallel replicas"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
@@ -79,11 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.documents.whatif_json import whatif_json
     from dtprof.report.text.whatif_text import whatif_text
     from dtprof.session.engines import open_run
-    from dtprof.session.typed_fixes import parse_fixes
+    from dtprof.session.typed_fixes import ARGUMENTS, parse_fixes
     from dtprof.session.what_if import predict
 
-    named = ("network", "compute", "overlap", "microbatches", "schedule", "split", "buckets", "ranks")
-    fixes = parse_fixes(arguments.fix, {name: getattr(arguments, name) for name in named})
+    fixes = parse_fixes(arguments.fix, {name: getattr(arguments, name) for name in ARGUMENTS})
     engine = engine_options.chosen_engine(arguments)
     result = predict(open_run(arguments.run_directory, engine), engine, fixes)
     print(json.dumps(whatif_json(result), indent=1) if arguments.json else whatif_text(result))

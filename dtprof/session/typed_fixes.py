@@ -8,6 +8,7 @@ from dtprof.analysis.whatif.fixes import (
     BUCKETS,
     COMPUTE,
     EVEN,
+    HALF_WIDTH,
     HOST,
     LAST,
     MICROBATCHES,
@@ -17,6 +18,7 @@ from dtprof.analysis.whatif.fixes import (
     PHASE,
     RANK,
     RANKS,
+    REDUCE_DTYPE,
     SCHEDULE,
     SPLIT,
     STAGE,
@@ -26,19 +28,24 @@ from dtprof.analysis.whatif.schedule_fixes import parse_schedule
 from dtprof.errors import UsageError
 
 NAMED = (RANK, HOST, STAGE, OP, PHASE)
-OPTIONS = (NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, RANKS)
+OPTIONS = (NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE, RANKS)
+ARGUMENTS = {name.replace("-", "_"): name for name in OPTIONS}
+"""The options by the names of Python's arguments."""
 MAX_NUMBER = 1 << 20
 MAX_FACTOR = 1000.0
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 def parse_fixes(named: Sequence[str], options: Mapping[str, str | None]) -> list[Fix]:
-    """Return changes given as WHAT=NAME, and by options.
+    """Return changes given as WHAT=NAME, and by options as ARGUMENTS names them.
 
     Raises:
         UsageError: one is none, or its value cannot be.
     """
-    return [*map(parse_fix, named), *(parse_option(name, text) for name, text in options.items() if text is not None)]
+    return [
+        *map(parse_fix, named),
+        *(parse_option(ARGUMENTS[name], text) for name, text in options.items() if text is not None),
+    ]
 
 
 def parse_fix(text: str) -> Fix:
@@ -79,6 +86,10 @@ def parse_option(name: str, text: str) -> Fix:
     if name == SPLIT:
         if text != EVEN:
             raise UsageError(f"--split is {text!r}; expected {EVEN}")
+        return Fix(what=name, value=text)
+    if name == REDUCE_DTYPE:
+        if text not in HALF_WIDTH:
+            raise UsageError(f"--{name} is {text!r}; expected {' or '.join(HALF_WIDTH)}")
         return Fix(what=name, value=text)
     if name == SCHEDULE:
         return Fix(what=name, value=parse_schedule(text))

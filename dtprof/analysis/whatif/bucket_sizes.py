@@ -6,12 +6,9 @@ buckets of the run filled; its transfer costs what the sizes of the run show. Bu
 
 import numpy as np
 
-from dtprof.analysis.whatif.fixes import DATA_PARALLEL, WHOLE_JOB, Unpredictable, fit_costs
+from dtprof.analysis.whatif.fixes import Unpredictable, find_gradient_reductions, fit_costs
 from dtprof.analysis.whatif.operation_graph import OperationGraph
-from dtprof.intervals import Floats, Mask
-
-SMALLEST = 1e-3
-"""Of the largest bucket: smaller reductions are of losses and norms."""
+from dtprof.intervals import Floats
 
 
 def replay_buckets(graph: OperationGraph, size: int) -> tuple[Floats, float]:
@@ -21,7 +18,7 @@ def replay_buckets(graph: OperationGraph, size: int) -> tuple[Floats, float]:
         Unpredictable: the run has no gradient buckets of several sizes.
     """
     name = f"buckets={size}"
-    chosen = _find_buckets(graph)
+    chosen = find_gradient_reductions(graph, "all_reduce")
     rows = np.flatnonzero(chosen)
     if not len(rows) or not graph.nbytes[rows].any():
         raise Unpredictable(f"{name}: the measured steps have no all_reduce of gradients over data-parallel replicas")
@@ -51,16 +48,7 @@ def replay_buckets(graph: OperationGraph, size: int) -> tuple[Floats, float]:
 
 def largest_bucket(graph: OperationGraph) -> int:
     """Return the bytes of the largest gradient bucket; 0 where there is none."""
-    return int(graph.nbytes[_find_buckets(graph)].max(initial=0))
-
-
-def _find_buckets(graph: OperationGraph) -> Mask:
-    chosen: Mask = graph.is_of(lambda kind: kind.op == "all_reduce" and kind.group in (*DATA_PARALLEL, *WHOLE_JOB)) & (
-        graph.issued_by >= 0
-    )
-    if chosen.any():
-        chosen &= graph.nbytes >= SMALLEST * graph.nbytes[chosen].max()
-    return chosen
+    return int(graph.nbytes[find_gradient_reductions(graph, "all_reduce")].max(initial=0))
 
 
 def _refill(ready: Floats, nbytes: Floats, size: int) -> tuple[Floats, Floats]:

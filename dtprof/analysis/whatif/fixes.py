@@ -19,7 +19,7 @@ from dtprof.intervals import Column, Floats, Mask
 from dtprof.records import events
 
 RANK, HOST, STAGE, OP, PHASE = "rank", "host", "stage", "op", "phase"
-NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, RANKS = (
+NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE, RANKS = (
     "network",
     "compute",
     "overlap",
@@ -27,6 +27,7 @@ NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, RANKS = (
     "schedule",
     "split",
     "buckets",
+    "reduce-dtype",
     "ranks",
 )
 IN_BACKGROUND = (events.DATA, events.CHECKPOINT)
@@ -40,6 +41,10 @@ ON_DEVICE = (
 )
 """Phases that a faster device shortens; the rest is the host's."""
 LAST, EVEN = "last", "even"
+HALF_WIDTH = ("bf16", "fp16")
+"""Element types that gradients of 32 bits may be reduced in: FSDP's `reduce_dtype`, a communication hook of DDP."""
+SMALLEST_BUCKET = 1e-3
+"""Of the largest gradient bucket: smaller reductions are of losses and norms."""
 MIN_SIZES_RATIO = 4.0
 """Smallest ratio of sizes that separates a latency from a bandwidth."""
 DATA_PARALLEL = ("dp_replicate", "dp", "ddp", "fsdp", "dp_shard")
@@ -89,6 +94,7 @@ def _describe(what: str, value: str) -> str:
         MICROBATCHES: f"{value} microbatches",
         SPLIT: "layers divided so that all stages take equally long",
         SCHEDULE: f"the pipeline schedule {value}",
+        REDUCE_DTYPE: f"gradients reduced in {value}",
         BUCKETS: f"gradient buckets of {format_bytes(int(value)) if value.isdecimal() else value}",
         RANKS: f"{value} ranks",
     }[what]
@@ -117,6 +123,8 @@ def fix_durations(graph: OperationGraph, fix: Fix, durations: Floats) -> Floats:
         return np.where(chosen, 0.0 if fix.value in IN_BACKGROUND else graph.ideal, durations)
     if fix.what == NETWORK:
         return _speed_up_network(graph, fix.number, durations)
+    if fix.what == REDUCE_DTYPE:
+        return _halve_gradients(graph, fix, durations)
     if fix.what == COMPUTE:
         return np.where(graph.is_of(lambda kind: kind.name in ON_DEVICE), durations / fix.number, durations)
     if fix.what == RANKS:
@@ -207,18 +215,48 @@ def fit_costs(nbytes: Column, took: Floats) -> TransferCost:
 
 def _speed_up_network(graph: OperationGraph, factor: float, durations: Floats) -> Floats:
     """Return durations with the part of each transfer that grows with its size divided by a factor."""
-    faster = durations.copy()
-    found = False
-    for number, kind in enumerate(graph.kinds):
-        if kind.is_communication:
-            own = graph.kind == number
-            latency = fit_costs(graph.nbytes[own], graph.durations[own]).latency_ns
-            rest = np.maximum(durations[own] - latency, 0.0)
-            faster[own] = durations[own] - rest + rest / factor
-            found = True
-    if not found:
+    transfers = graph.is_of(lambda kind: kind.is_communication)
+    if not transfers.any():
         raise Unpredictable(f"network={factor:g}x: the measured steps have no communication between ranks")
+    return _shorten_transfers(graph, transfers, factor, durations)
+
+
+def _halve_gradients(graph: OperationGraph, fix: Fix, durations: Floats) -> Floats:
+    """Return durations with gradients of 32 bits reduced in 16."""
+    chosen = find_wide_gradients(graph)
+    if not chosen.any():
+        raise Unpredictable(
+            f"{fix}: the measured steps reduce no gradients of 32 bits on a device (on the host, sums of 16 bits cost "
+            "what the shorter messages save)"
+        )
+    return _shorten_transfers(graph, chosen, 2.0, durations)
+
+
+def _shorten_transfers(graph: OperationGraph, chosen: Mask, factor: float, durations: Floats) -> Floats:
+    """Return durations with the part of these transfers that grows with their size divided by a factor."""
+    faster = durations.copy()
+    for number in distinct(graph.kind[chosen]).tolist():
+        of_kind = graph.kind == number
+        latency = fit_costs(graph.nbytes[of_kind], graph.durations[of_kind]).latency_ns
+        own = of_kind & chosen
+        rest = np.maximum(durations[own] - latency, 0.0)
+        faster[own] = durations[own] - rest + rest / factor
     return faster
+
+
+def find_gradient_reductions(graph: OperationGraph, *ops: str) -> Mask:
+    """Return which nodes reduce gradients between data-parallel replicas by one of these operations."""
+    chosen: Mask = graph.is_of(lambda kind: kind.op in ops and kind.group in (*DATA_PARALLEL, *WHOLE_JOB)) & (
+        graph.issued_by >= 0
+    )
+    if chosen.any():
+        chosen &= graph.nbytes >= SMALLEST_BUCKET * graph.nbytes[chosen].max()
+    return chosen
+
+
+def find_wide_gradients(graph: OperationGraph) -> Mask:
+    """Return which nodes reduce gradients of 32 bits on a device."""
+    return find_gradient_reductions(graph, "all_reduce", "reduce_scatter") & graph.is_wide_sum
 
 
 def _scale_out(graph: OperationGraph, num_ranks: int, durations: Floats) -> Floats:

@@ -100,10 +100,10 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
     ends_of = [
         chain[np.searchsorted(line.cuts, line.bounds[1:], "left")] for line, chain in zip(lines, chains, strict=True)
     ]
-    nbytes = np.zeros(nodes.count, np.int64)
+    nbytes, is_wide_sum = np.zeros(nodes.count, np.int64), np.zeros(nodes.count, np.bool_)
     instance_of, issued_by = np.full((2, nodes.count), STRUCTURE)
     for line, member in zip(lines, members, strict=True):
-        nbytes[member.node] = line.nbytes
+        nbytes[member.node], is_wide_sum[member.node] = line.nbytes, line.is_wide_sum
         instance_of[member.node], issued_by[member.node] = member.instance, member.issue
     used, kind = np.unique(np.append(kind, STRUCTURE), return_inverse=True)
     kind = kind.reshape(-1)[:-1] - 1
@@ -119,6 +119,7 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
         stage=np.where(rank >= 0, stage[rank], -1),
         step=step,
         nbytes=nbytes,
+        is_wide_sum=is_wide_sum,
         instance=instance_of,
         issued_by=issued_by,
         hosts={line.rank: line.host for line in lines if line.host},

@@ -16,6 +16,7 @@ from dtprof.analysis.whatif.fixes import (
     BUCKETS,
     COMPUTE,
     EVEN,
+    HALF_WIDTH,
     HOST,
     IN_BACKGROUND,
     MICROBATCHES,
@@ -24,12 +25,14 @@ from dtprof.analysis.whatif.fixes import (
     OVERLAP,
     PHASE,
     RANK,
+    REDUCE_DTYPE,
     SCHEDULE,
     SPLIT,
     STAGE,
     Fix,
     Unpredictable,
     describe,
+    find_wide_gradients,
     fix_durations,
     overlap_fully,
 )
@@ -127,7 +130,7 @@ def _is_bound(fixes: Sequence[Fix]) -> bool:
 
 def is_at_hand(fix: Sequence[str]) -> bool:
     """Say whether changes are in the hands of the user of the job: not of who buys devices and networks."""
-    at_hand = (RANK, HOST, STAGE, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS)
+    at_hand = (RANK, HOST, STAGE, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE)
     in_background = [f"{PHASE}={phase}" for phase in IN_BACKGROUND]
     return all(name.split("=")[0] in at_hand or name in in_background for name in fix)
 
@@ -273,6 +276,8 @@ def list_single_fixes(source: Replayable) -> list[Fix]:
     bucket = largest_bucket(graph)
     if bucket:
         fixes += [Fix(what=BUCKETS, value=str(round(bucket * factor))) for factor in (0.5, 2, 4)]
+    if find_wide_gradients(graph).any():
+        fixes.append(Fix(what=REDUCE_DTYPE, value=HALF_WIDTH[0]))
     if source.pipeline is not None:
         fixes += [Fix(what=MICROBATCHES, value=str(source.pipeline.microbatches * more)) for more in (2, 4)]
         fixes += [Fix(what=SCHEDULE, value=name) for name in source.pipeline.other_schedules]
@@ -312,6 +317,8 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
             durations = fix_durations(graph, fix, durations)
             if fix.what == PHASE and fix.value in IN_BACKGROUND:
                 assumes.append(f"{fix.value} runs in the background and is always ready in time")
+            elif fix.what == REDUCE_DTYPE:
+                assumes.append(f"the model trains as well with gradients reduced in {fix.value}, and casts are hidden")
             elif fix.what == "ranks":
                 assumes.append("each rank has as much work as now, and the network of the new ones is as fast")
     if pipeline:

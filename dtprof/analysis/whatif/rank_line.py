@@ -50,6 +50,7 @@ class RankLine:
     groups: tuple[str, ...]
     group_sizes: tuple[int, ...]
     nbytes: Column
+    is_wide_sum: Mask  # reductions of 32-bit numbers on a device
     issued: Column
     done: Column
     seen_from: Column  # messages on the host: when it began to wait, before which no completion is seen; else `issued`
@@ -137,6 +138,9 @@ def draw_line(rank: RankTiming, first: int, last: int) -> RankLine:
         groups=tuple(groups[number] for number in numbering),
         group_sizes=tuple(tables.groups[number].size for number in numbering),
         nbytes=operations["nbytes"][chosen],
+        is_wide_sum=(operations["dtype"][chosen] == codes.DTYPE_CODES["float32"])
+        & ((operations["flags"][chosen] & codes.DEVICE) != 0)
+        & (operations["reduce_op"][chosen] != codes.NONE),
         issued=np.minimum(np.maximum(issued[chosen], begin), end),
         done=done,
         seen_from=np.minimum(np.maximum(seen_from, begin), end),

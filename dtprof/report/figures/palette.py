@@ -64,6 +64,9 @@ HUES = {
     "garbage_collection": Hue(
         label="garbage collection", light="#d9613a", dark="#ea7c51", meaning="Python's garbage collector runs"
     ),
+    "host_bound": Hue(
+        label="host-bound", light="#6b7077", dark="#969ca4", meaning="the device has nothing to do: the host is behind"
+    ),
     "other": Hue(label="other", light="#b9bdc4", dark="#5d636c", meaning="outside every known phase"),
     "overlapped": Hue(
         label="overlapped communication", light="#f6e2ba", dark="#6f5523", meaning="in flight while the rank works"

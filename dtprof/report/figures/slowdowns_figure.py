@@ -4,6 +4,7 @@ from dtprof.report.figures.change_gains_figure import find_prediction
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, new_figure
 from dtprof.report.figures.figure_numbers import format_duration
 from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.palette import hue_of
 
 MAX_PARTS = 6
 """Of a kind: the largest."""
@@ -21,7 +22,10 @@ def draw_slowdowns(source: Source) -> Drawing | Nothing:
             remedy="Record steps in which ranks compute, with begin and end.",
         )
     parts = [
-        *((name, share, "forward") for name, share in list(slow.by_operation.items())[:MAX_PARTS]),
+        *(
+            (hue_of(name).label or name, share, "forward")
+            for name, share in list(slow.by_operation.items())[:MAX_PARTS]
+        ),
         *((f"rank {rank}", share, "exposed_wait") for rank, share in list(slow.by_rank.items())[:MAX_PARTS]),
         *((f"stage {stage}", share, "bubble") for stage, share in list(slow.by_stage.items())[:MAX_PARTS]),
     ]

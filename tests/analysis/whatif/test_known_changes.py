@@ -13,10 +13,11 @@ from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.analysis.whatif.run_graph import read_graph
 from dtprof.analysis.whatif.schedule_fixes import measure_gaps
 from dtprof.errors import UsageError
-from dtprof.records.reader import open_run
+from dtprof.records.reader import Run, open_run
+from dtprof.records.schema import FLAG
 from dtprof.session import what_if
 from dtprof.session.engines import make_engine
-from dtprof.session.typed_fixes import parse_fix, parse_option
+from dtprof.session.typed_fixes import parse_fix, parse_fixes, parse_option
 from tests.builders import RankBuilder, write_run
 from tests.synthetic import Job, generate
 
@@ -165,6 +166,7 @@ def test_what_the_run_does_not_have_is_refused_with_what_it_has(fix: str, senten
         ("--split=even", "no pipeline schedule"),
         ("--ranks=4000", "4,000 replicas from the 4"),
         ("--buckets=1MB", "about as large"),
+        ("--reduce-dtype=bf16", "no gradients of 32 bits on a device"),
     ],
 )
 def test_what_the_run_does_not_show_is_not_predicted(fix: str, sentence: str, tmp_path: Path) -> None:
@@ -189,6 +191,7 @@ def test_what_is_no_change_is_refused(text: str) -> None:
         ("schedule", "fastest"),
         ("split", "3,1"),
         ("buckets", "50XB"),
+        ("reduce-dtype", "fp8"),
         ("ranks", "0"),
         ("microbatches", "2.5"),
     ],
@@ -213,6 +216,34 @@ def test_a_completion_recorded_after_the_backward_pass_that_waited_for_it_is_no_
     run = open_run(write_run(tmp_path / "run", ranks))
     (scenario,) = what_if.predict(run, make_engine("local"), [parse_fix("rank=1")]).scenarios
     assert scenario.step_ns == pytest.approx(40 * MS, rel=0.01)
+
+
+def train_on_devices(folder: Path, *, dtype: str = "float32") -> Run:
+    """Write 12 steps of 100 ms: 20 ms of computation, 40 and 20 ms of gradients in buckets of 32 and 16 MiB, 20 ms."""
+    ranks = [RankBuilder(rank, world_size=2) for rank in range(2)]
+    flags = FLAG["completion"] | FLAG["device"]
+    for rank in ranks:
+        for begin in range(0, 1200 * MS, 100 * MS):
+            rank.span("backward", begin, begin + 80 * MS)
+            first, second = begin + 20 * MS, begin + 60 * MS
+            rank.op("all_reduce", first, second, nbytes=32 << 20, dtype=dtype, reduce_op="sum", flags=flags)
+            rank.op("all_reduce", second, begin + 80 * MS, nbytes=16 << 20, dtype=dtype, reduce_op="sum", flags=flags)
+            rank.span("optimizer", begin + 80 * MS, begin + 100 * MS)
+    return open_run(write_run(folder, ranks))
+
+
+def test_gradients_of_half_the_width_take_half_the_transfer(tmp_path: Path) -> None:
+    run, engine = train_on_devices(tmp_path / "wide"), make_engine("local")
+    fixes = parse_fixes([], {"reduce_dtype": "bf16"})
+    (scenario,) = what_if.predict(run, engine, fixes).scenarios
+    assert scenario.step_ns == pytest.approx(70 * MS, rel=1e-6)
+    assert "as well with gradients reduced in bf16" in scenario.assumes
+    best = what_if.predict(run, engine).best
+    assert best is not None
+    assert best.fix == ("reduce-dtype=bf16",)
+    narrow = what_if.predict(train_on_devices(tmp_path / "narrow", dtype="bfloat16"), engine, fixes)
+    assert narrow.scenarios[0].step_ns is None
+    assert "no gradients of 32 bits" in narrow.cannot_tell[-1]
 
 
 def test_runs_without_steps_and_with_missing_ranks_are_not_replayed(tmp_path: Path) -> None:
