@@ -3,12 +3,17 @@
 import re
 
 OLDEST = (2, 6)
-NEWEST_TESTED = (2, 13)
+NEWEST_TESTED = (2, 15)
 
 
 def is_too_old(version: str) -> bool:
     """Say whether this torch is older than the oldest supported one; an unknown version is not."""
     return is_older_than(version, OLDEST)
+
+
+def refusal(version: str) -> str:
+    """Return why a job with a torch that is too old is not recorded, as the launcher and the ranks say it."""
+    return f"torch {version} is older than {shown(OLDEST)}, the oldest supported: the job runs uninstrumented"
 
 
 def is_untested(version: str) -> bool:

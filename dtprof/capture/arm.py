@@ -67,10 +67,7 @@ class Process:
         fence.share_warnings(node)
         writer.append_line(node / paths.PROCESSES, _process_fields(torch.__version__))
         if torch_versions.is_too_old(torch.__version__):
-            oldest = torch_versions.shown(torch_versions.OLDEST)
-            fence.warn_once(
-                f"torch {torch.__version__} is older than {oldest}, the oldest supported: nothing is recorded"
-            )
+            fence.warn_once(torch_versions.refusal(torch.__version__))
             return
         _allow_stack_sampling()
         process_exits.record_children(node)

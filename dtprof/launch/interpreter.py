@@ -64,9 +64,7 @@ def choose_hook(command: str, *, native: bool, environment: dict[str, str], say:
             message=f"{answer.get('reason')} ({interpreter}): the job runs uninstrumented unless its ranks use another",
         )
     if torch_versions.is_too_old(torch):
-        oldest = torch_versions.shown(torch_versions.OLDEST)
-        text = f"torch {torch} is older than {oldest}, the oldest supported: the job runs uninstrumented"
-        return HookChoice(library=None, torch_version=torch, message=text)
+        return HookChoice(library=None, torch_version=torch, message=torch_versions.refusal(torch))
     untested = None
     if torch_versions.is_untested(torch):
         newest = torch_versions.shown(torch_versions.NEWEST_TESTED)

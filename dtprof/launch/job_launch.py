@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dtprof import launchers
 from dtprof.errors import CommandNotFoundError, DiskFullError, DtprofError
-from dtprof.fence import fenced, is_run_gone, set_run
+from dtprof.fence import WARNED, fenced, is_first, is_run_gone, set_run
 from dtprof.launch import (
     announcement,
     child_process,
@@ -76,6 +76,13 @@ def say(text: str) -> None:
     print("\n".join(f"dtprof: {line}" for line in text.splitlines()), file=sys.stderr, flush=True)
 
 
+def _mark_as_said(text: str, records: Path) -> None:
+    """Keep the ranks of this host from repeating a line."""
+    node = records / paths.node_folder_name(writer.host_name())
+    node.mkdir(exist_ok=True)
+    is_first(node, text, mark=WARNED)
+
+
 def run_job(
     command: Sequence[str],
     settings: JobSettings,
@@ -124,6 +131,8 @@ def run_job(
         say(remark)
         manifest.note(remark)
     records = _place_of_records(run, settings, manifest)
+    if hook.message:
+        _mark_as_said(hook.message, records)
     environment = interpreter.job_environment(run=records, hook=hook)
     environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
     environment |= settings.trace

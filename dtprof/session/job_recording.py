@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof import torch_versions
 from dtprof.errors import OutputError
 from dtprof.fence import fenced
 from dtprof.launch import child_process, comparison_thread, hang_watcher, job_launch
@@ -113,7 +114,8 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
     world_size = read_world_size(opened.folders)
     waited = not world_size and bool(find_rendezvous(opened.exit_records.stacks))
     if not world_size and not waited:
-        job_launch.say(f"no rank was recorded ({_why_nothing(opened)})")
+        if not _is_torch_too_old(opened):  # said at the start
+            job_launch.say(f"no rank was recorded ({_why_nothing(opened)})")
     elif world_size:
         missing = [rank for rank in range(world_size) if rank not in opened.folders]
         if missing:
@@ -136,6 +138,11 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
     if world_size or waited:
         following = "diagnose" if end.status != 0 or opened.mismatches else "summary"
         job_launch.say(f"next: dtprof {following} {shown}")
+
+
+def _is_torch_too_old(opened: "Run") -> bool:
+    found = {str(process.get("torch", "")) for process in opened.processes}
+    return bool(found) and all(map(torch_versions.is_too_old, found))
 
 
 def _why_nothing(opened: "Run") -> str:

@@ -293,7 +293,7 @@ def test_torch_newer_than_any_tested_is_recorded_and_said_to_be_new(monkeypatch:
     answer_with(monkeypatch, torch="9.1.0+cu200", library="/cache/tap.so")
     chosen = choose_hook("/usr/bin/python3", native=True, environment={}, say=lambda _: None)
     assert chosen.library == "/cache/tap.so"
-    said = "torch 9.1.0+cu200 is newer than 2.13, the newest tested: records may be incomplete"
+    said = "torch 9.1.0+cu200 is newer than 2.15, the newest tested: records may be incomplete"
     assert chosen.message == said
     chosen = choose_hook("/usr/bin/python3", native=False, environment={}, say=lambda _: None)
     assert chosen.message == f"{said}\nusing the Python hook, as asked"

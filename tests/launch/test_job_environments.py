@@ -71,6 +71,17 @@ def test_without_torch_the_job_runs_uninstrumented(tmp_path: Path, status: int) 
     assert open_run(tmp_path / "run").manifest.notes == (first,)
 
 
+def test_torch_that_is_too_old_is_said_once(tmp_path: Path) -> None:
+    module = tmp_path / "imports" / "torch" / "__init__.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("from torch.version import __version__\n")
+    module.with_name("version.py").write_text("__version__ = '2.5.1+cpu'\n")
+    command = [sys.executable, "-c", "import torch; print(torch.__version__)"]
+    job = jobs.recorded(tmp_path / "run", command, env={"PYTHONPATH": str(module.parents[1])})
+    assert job.stdout == "2.5.1+cpu\n"
+    assert lines(job) == ["torch 2.5.1+cpu is older than 2.6, the oldest supported: the job runs uninstrumented"]
+
+
 def test_without_injection_the_job_runs_and_the_reason_is_guessed(tmp_path: Path) -> None:
     job = jobs.recorded(tmp_path / "run", [sys.executable, "-E", MANY, "10"])
     assert job.stdout == "computed 10\n"
