@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtprof.formatting import format_fraction, format_ns, list_ranks, plural
+from dtprof.job.axes import axis_words
 from dtprof.job.clock_alignment import ClockResult
 from dtprof.records.nodes.late_lines import SampledLine
 from dtprof.records.profiler_windows import Share
@@ -276,7 +277,7 @@ class CallSiteResult:
     def what(self) -> str:
         """Return for people the operation, its axis and its phase."""
         phase = "outside all phases" if self.phase == "other" else f"in {self.phase.replace('_', ' ')}"
-        return f"{self.operation} over {self.axis} {phase}"
+        return f"{self.operation} over {axis_words(self.axis)} {phase}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ _naming_modules = [MEGATRON, DEEPSPEED]
 """Keep their groups in globals such as `_TENSOR_MODEL_PARALLEL_GROUP`, some as a dict or list of groups."""
 MAX_LISTED = 16
 """A larger group is written as a range where its members are evenly spaced."""
-_GRID = {"dp_proc_group": "dp", "pp_proc_group": "pp", "slice_proc_group": "tp"}
+_GRID = {"dp_proc_group": "dp", "pp_proc_group": "pp", "slice_proc_group": "tp", "ds_model_proc_group": "mp"}
 """Attributes of the grid of a DeepSpeed pipeline, which `deepspeed.utils.groups.mpu` holds."""
 
 

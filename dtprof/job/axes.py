@@ -14,6 +14,8 @@ SAME_TOKENS = ("tp", "pp", "mp")
 """Axes along which ranks work on the same tokens."""
 SAME_SAMPLES = (*SAME_TOKENS, "cp", "sp")
 """And those along which they work on the same sequences."""
+DEFAULT_GROUP = "default_pg"
+"""Torch's description of the group of all ranks."""
 UNDEFINED = ("", "undefined")
 """Descriptions that torch gives to groups of which the program says nothing."""
 
@@ -32,6 +34,11 @@ class DescribedGroup(Protocol):
     @property
     def axis(self) -> str | None:
         """The axis that it serves."""
+
+
+def axis_words(axis: str) -> str:
+    """Return for people an axis, or the description of groups that serve none: the group of all ranks is the world."""
+    return "world" if axis == DEFAULT_GROUP else axis
 
 
 def purpose_of(group: DescribedGroup) -> str:

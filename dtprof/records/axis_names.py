@@ -36,7 +36,9 @@ _AXES = {"dp", "tp", "pp", "cp", "ep", "sp", "fsdp", "ddp", "hsdp", "dp_replicat
 KNOWN_AXES = frozenset((*_AXES, *_BY_NAME.values()))
 """Axes whose ranks are known to share data or not; a mesh may have dimensions of any other name."""
 _MESH = "mesh_"
-_JOINED = {"dp_cp": ("dp", "cp"), "tp_dp": ("tp", "dp"), "tp_cp": ("tp", "cp"), "sp_dp": ("sp", "dp")}
+_JOINED = {
+    "dp_cp": ("dp", "cp"), "tp_dp": ("tp", "dp"), "tp_cp": ("tp", "cp"), "sp_dp": ("sp", "dp"), "mp": ("tp", "pp"),
+}  # fmt: skip
 """Axes that join two others."""
 
 

@@ -2,7 +2,16 @@
 
 import pytest
 
-from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, axis_sizes, distinct_groups, find_replicas, purpose_of
+from dtprof.job.axes import (
+    SAME_SAMPLES,
+    SAME_TOKENS,
+    axis_sizes,
+    axis_words,
+    distinct_groups,
+    find_replicas,
+    purpose_of,
+)
+from dtprof.records.axis_names import plain_axis
 from dtprof.records.tables import Group
 
 
@@ -18,6 +27,24 @@ def test_a_group_is_for_its_axis_else_for_what_the_program_says(
     axis: str | None, description: str, purpose: str
 ) -> None:
     assert purpose_of(group("7", axis=axis, description=description)) == purpose
+
+
+def test_the_group_of_all_ranks_is_the_world_for_people() -> None:
+    assert [axis_words(axis) for axis in ("default_pg", "tp", "losses")] == ["world", "tp", "losses"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "plain"),
+    [
+        ({"tp": 2, "pp": 1}, "tp"),
+        ({"pp": 2}, "pp"),  # DeepSpeed has no tensor-parallel group then
+        ({"tp": 2, "pp": 2}, "mp"),
+        ({}, "mp"),
+    ],
+)
+def test_model_parallel_ranks_of_one_axis_go_by_it(sizes: dict[str, int], plain: str) -> None:
+    degree = 4 if len(sizes) == 2 and set(sizes.values()) == {2} else 2
+    assert plain_axis("mp", degree, sizes) == plain
 
 
 def test_an_axis_is_as_long_as_the_largest_group_along_it() -> None:

@@ -2,6 +2,7 @@
 
 from dtprof.analysis.communication.axis_collectives import AxisTime, sum_by_axis
 from dtprof.analysis.results import PARTS
+from dtprof.job.axes import axis_words
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, new_figure, stack_bars
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration
 from dtprof.report.figures.figure_source import Source
@@ -19,7 +20,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
             remedy="It takes collectives in measured steps whose completion was seen.",
         )
     unit = choose_unit([(row.wait_ns or 0) + (row.transfer_ns or 0) for row in rows], DURATIONS)
-    names = [as_label(row.axis) for row in rows]
+    names = [as_label(axis_words(row.axis)) for row in rows]
     figure = new_figure(
         title="Communication by axis", x_title=f"time per rank and step ({unit.name})", y_title="",
         height=112 + 46 * len(rows),
@@ -43,7 +44,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
             names,
             [(row.exposed_ns or 0) / unit.size for row in rows],
             [
-                f"<b>{as_label(row.axis)}: exposed</b><br>{_duration(row.exposed_ns)} a rank and step "
+                f"<b>{as_label(axis_words(row.axis))}: exposed</b><br>{_duration(row.exposed_ns)} a rank and step "
                 "in which it does nothing else"
                 for row in rows
             ],
@@ -55,7 +56,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
     top = rows[0]
     return Drawing(
         plot=figure,
-        sentence=f"Most time goes to {top.axis}: {_duration(top.wait_ns)} of wait and "
+        sentence=f"Most time goes to {axis_words(top.axis)}: {_duration(top.wait_ns)} of wait and "
         f"{_duration(top.transfer_ns)} of transfer a rank and step, "
         f"{_duration(top.exposed_ns)} in which the rank did nothing else.",
         columns=(
@@ -66,7 +67,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
         ),
         rows=tuple(
             (
-                row.axis,
+                axis_words(row.axis),
                 str(row.groups),
                 f"{row.operations:.1f}",
                 *(
@@ -84,4 +85,5 @@ def _duration(ns: float | None) -> str:
 
 
 def _hover(row: AxisTime, part: str, value: float | None) -> str:
-    return f"<b>{as_label(row.axis)}: {hue_of(part).label.split()[-1]}</b><br>{_duration(value)} a rank and step"
+    axis = as_label(axis_words(row.axis))
+    return f"<b>{axis}: {hue_of(part).label.split()[-1]}</b><br>{_duration(value)} a rank and step"

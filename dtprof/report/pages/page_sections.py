@@ -13,6 +13,7 @@ from dtprof.analysis.results import (
     Summary,
 )
 from dtprof.formatting import format_count
+from dtprof.job.axes import axis_words
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import DURATIONS, format_bytes, format_duration, format_share
 from dtprof.report.figures.figure_source import Source
@@ -116,7 +117,7 @@ def render_call_sites(panel: Panel, source: Source, _: Pages) -> Markup:
         text_column("line", "line", [row.line.words if row.line else "\u2013" for row in rows]),
         text_column("phase", "phase", [row.phase.replace("_", " ") for row in rows]),
         text_column("op", "operation", [row.operation for row in rows]),
-        text_column("axis", "axis", [row.axis for row in rows]),
+        text_column("axis", "axis", [axis_words(row.axis) for row in rows]),
         number_column("operations", "operations a step", [row.count_per_step for row in rows]),
         number_column("bytes", "size", [row.bytes for row in rows], format_bytes),
         *_time_columns(rows),
@@ -145,7 +146,7 @@ def render_message_sizes(panel: Panel, source: Source, _: Pages) -> Markup:
         return render_nothing(NO_STEP_SUMS)
     columns = [
         text_column("op", "operation", [row.op for row in rows]),
-        text_column("axis", "axis", [row.axis for row in rows]),
+        text_column("axis", "axis", [axis_words(row.axis) for row in rows]),
         number_column("from", "from", [row.from_bytes for row in rows], format_bytes),
         number_column("below", "to below", [row.below_bytes for row in rows], format_bytes),
         number_column("operations", "operations a step", [row.count_per_step for row in rows]),
@@ -160,7 +161,7 @@ def render_message_sizes(panel: Panel, source: Source, _: Pages) -> Markup:
 
 def _render_balance(exchanges: ExchangeBalance) -> Markup:
     """List what each member of a group sends and receives where splits are uneven."""
-    over = exchanges.axis or exchanges.group
+    over = axis_words(exchanges.axis or exchanges.group)
     title = f"all_to_all over {over}: the busiest rank has {exchanges.imbalance:.2f}\u00d7 the mean"
     members = sorted(exchanges.members, key=lambda member: -member.load)
     return element(

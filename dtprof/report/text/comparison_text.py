@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dtprof.analysis.comparison.comparison_series import BUBBLE_FRACTION, COLLECTIVES, JOB, RANKS, STEP, Figure
 from dtprof.analysis.comparison.run_comparison import PEAK, Comparison, FigureChange, RunSide
 from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, join_lines, plural, shorten
+from dtprof.job.axes import axis_words
 from dtprof.report.text.labelled_lines import WIDTH, labelled, wrap_text
 
 LABEL = 13
@@ -168,7 +169,7 @@ def _collective(change: FigureChange) -> str:
     if figure.table != COLLECTIVES:
         return ""
     called = f" ({figure.api})" if figure.api and figure.api not in figure.op else ""
-    return f"{figure.op}{called} {'world' if figure.group == 'default_pg' else figure.group}"
+    return f"{figure.op}{called} {axis_words(figure.group)}"
 
 
 def _name(change: FigureChange) -> str:

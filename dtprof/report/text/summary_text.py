@@ -42,7 +42,7 @@ from dtprof.formatting import (
     shorten,
 )
 from dtprof.job.api_names import CALLS
-from dtprof.job.axes import purpose_of
+from dtprof.job.axes import axis_words, purpose_of
 from dtprof.records.events import POINT_TO_POINT
 from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
 from dtprof.report.text.memory_text import capacity_lines, memory_lines
@@ -281,13 +281,8 @@ def _collective_cells(row: AxisCollectives, bandwidth: str) -> list[str]:
 
 def group_words(row: AxisCollectives) -> str:
     """Return how many groups of which axis a row sums, 64 tp; of one group its name alone."""
-    name = _world(row.axis)
+    name = axis_words(row.axis)
     return name if row.groups == 1 else f"{row.groups} {name}"
-
-
-def _world(axis: str) -> str:
-    """Return the axis of a group as text."""
-    return "world" if axis == "default_pg" else axis
 
 
 def operation_name(row: AxisCollectives) -> str:
@@ -385,7 +380,7 @@ def _path_transfers(path: CriticalPathResult, groups: Sequence[GroupResult]) -> 
     transfers: Counter[tuple[str, str]] = Counter()
     for operation in path.operations:
         axis = purposes.get(operation.group) or f"group {operation.group}"
-        transfers[operation.op, _world(axis)] += operation.transfer_ns
+        transfers[operation.op, axis_words(axis)] += operation.transfer_ns
     return [(ns, *called) for called, ns in transfers.items()]
 
 
@@ -394,8 +389,8 @@ def _small_message_lines(rows: Sequence[SmallMessages]) -> list[str]:
         return []
     worst = rows[0]
     text = (
-        f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} "
-        f"block the program for {format_ns(worst.exposed_ns_per_step)}: {_joined(worst)}"
+        f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over "
+        f"{axis_words(worst.axis)} block the program for {format_ns(worst.exposed_ns_per_step)}: {_joined(worst)}"
     )
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
     return labelled("messages", text + more + _issued_at(worst.line))
@@ -428,9 +423,9 @@ def _serialised_lines(summary: Summary) -> list[str]:
         return []
     worst = serialised[0]
     text = (
-        f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} run "
-        f"one after another: a step takes up to {format_ns(worst.gain_ns_per_step)} less if "
-        f"{_issued_together(worst.api)}"
+        f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over "
+        f"{axis_words(worst.axis)} run one after another: a step takes up to "
+        f"{format_ns(worst.gain_ns_per_step)} less if {_issued_together(worst.api)}"
     )
     return labelled("serialised", text + _issued_at(worst.line))
 
@@ -445,8 +440,9 @@ def _exchange_lines(summary: Summary) -> list[str]:
         return []
     worst = summary.exchanges[0]
     text = (
-        f"over {worst.axis or worst.group}, the busiest rank of an all_to_all has {worst.imbalance:.2f}x the mean "
-        f"bytes; rank {worst.busiest_rank} has {format_fraction(worst.busiest_share)} of the bytes of all {worst.count}"
+        f"over {axis_words(worst.axis or worst.group)}, the busiest rank of an all_to_all has "
+        f"{worst.imbalance:.2f}x the mean bytes; rank {worst.busiest_rank} has "
+        f"{format_fraction(worst.busiest_share)} of the bytes of all {worst.count}"
     )
     return labelled("exchanges", text)
 
