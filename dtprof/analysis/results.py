@@ -388,6 +388,7 @@ class StragglerResult:
     slowdown: float | None
     blame_ns_per_step: int | None
     lag_ns_per_step: int | None = None  # what a step would gain if it were like the others
+    lag_interval_ns_per_step: tuple[int, int] | None = None  # bounds of it; None: its steps were not replayed
     together_ns_per_step: int | None = None  # the same if those listed before it were so, too
     slowdown_together: float | None = None
     since_step: int | None = None
@@ -396,6 +397,15 @@ class StragglerResult:
     cause: str | None = None  # where the records tell
     sampled: SampledLine | None = None  # where it was seen to spend more of its time, while the job ran
     waiters: tuple[Waiter, ...] = ()  # those who waited most
+
+    @property
+    def slowdown_interval(self) -> tuple[float, float] | None:
+        """The slowdown at the bounds of the lag; None where there are none."""
+        if self.lag_interval_ns_per_step is None or not self.lag_ns_per_step or not self.slowdown:
+            return None
+        step_ns = self.lag_ns_per_step / (1 - 1 / self.slowdown)
+        low, high = (step_ns / (step_ns - bound) for bound in self.lag_interval_ns_per_step)
+        return low, high
 
     @property
     def phase_words(self) -> str:

@@ -17,7 +17,7 @@ from dtprof.analysis.comparison.comparison_series import measure_run
 from dtprof.analysis.comparison.run_comparison import compare_runs
 from dtprof.analysis.rank_surveys import survey_run
 from dtprof.analysis.results import Summary
-from dtprof.analysis.run_summary import summarise
+from dtprof.analysis.whatif.advice import summarise_advised
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.job.world_size import newest_ranks
 from dtprof.records.reader import Run, open_run
@@ -25,7 +25,7 @@ from tests.analysis.noisy_runs import STEP_US, noisy_run
 from tests.synthetic import HostClock, Job, Spell, Truth, generate, take_turns
 from tests.synthetic.simulation import Simulation
 
-STRAGGLERS = ("sound", "pipelines", "one", "two", "host", "begins", "moves", "skewed", "apart")
+STRAGGLERS = ("sound", "pipelines", "one", "two", "host", "begins", "moves", "skewed", "apart", "tensor")
 COMPARISONS = ("unrelated", "related", "drifting", "related-drifting")
 CHANGE = 0.03
 APART_HOSTS = 8
@@ -38,6 +38,8 @@ def draw_job(kind: str, seed: int) -> Job:
     random = np.random.default_rng((seed, STRAGGLERS.index(kind)))
     pp = int(random.choice([2, 4])) if kind == "pipelines" else 1
     layouts = [(dp, tp) for dp in (1, 2, 4, 8) for tp in (1, 2, 4, 8) if 4 <= dp * tp * pp <= 32]
+    if kind == "tensor":
+        layouts = [(1, 8), (2, 8), (4, 8), (1, 16), (2, 16), (1, 32)]
     dp, tp = layouts[random.integers(len(layouts))]
     job = Job(
         pp=pp,
@@ -65,6 +67,7 @@ def draw_job(kind: str, seed: int) -> Job:
     spells: dict[str, tuple[Spell, ...]] = {
         "apart": (Spell(ranks=(ranks[0],), factor=factor),),
         "one": (Spell(ranks=(ranks[0],), factor=factor),),
+        "tensor": (Spell(ranks=(ranks[0],), factor=factor),),
         "skewed": (Spell(ranks=(ranks[0],), factor=factor),),
         "two": (Spell(ranks=(ranks[0],), factor=factor), Spell(ranks=(ranks[1],), factor=random.uniform(1.3, 1.8))),
         "host": (Spell(ranks=job.ranks_on(ranks[0] % 4) or job.ranks_on(0), factor=factor),),
@@ -99,6 +102,7 @@ class Trial:
     gain_error: (
         float | None
     )  # of what all listed cost together, or one alone in a pipeline; None where some are missing
+    lag_held: bool | None  # the lag of one that is slow alone lies in its bounds; None: there are none
     part_error: float  # of the part of a step that is farthest from the truth, over what was stated of that rank
     clock_error: (
         float  # of the host whose clock is farthest from the truth at the begin, middle or end, over the stated
@@ -110,7 +114,7 @@ def try_job(job: Job) -> Trial:
     with tempfile.TemporaryDirectory() as folder:
         truth = generate(Path(folder) / "run", job)
         run = open_run(Path(folder) / "run")
-        summary = summarise(run)
+        summary = summarise_advised(run)
         clock_error = _clock_error(job, truth, run) if job.clocks else 0.0
     slow = {rank for spell in job.spells for rank in spell.ranks}
     listed = [one.rank for one in summary.stragglers]
@@ -119,15 +123,28 @@ def try_job(job: Job) -> Trial:
         missed=bool(slow - set(listed)),
         told=any(caveat.startswith("stragglers: in") for caveat in summary.cannot_tell),
         gain_error=_gain_error(job, truth, summary) if listed and set(listed) == slow else None,
+        lag_held=_lag_held(job, truth, summary) if listed and set(listed) == slow else None,
         part_error=_part_error(truth, summary),
         clock_error=clock_error,
     )
 
 
-def _gain_error(job: Job, truth: Truth, summary: Summary) -> float | None:
+def _steps(job: Job, truth: Truth, summary: Summary) -> tuple[float, float]:
+    """Return the mean measured step, and what it would have been without slow ranks."""
     first, last = summary.steps.used or (1, 0)
     sound = Simulation(replace(job, spells=())).run()
     step, without = (float((one.end - one.begin)[first - 1 : last].mean()) for one in (truth, sound))
+    return step, without
+
+
+def _lag_held(job: Job, truth: Truth, summary: Summary) -> bool | None:
+    bounds = summary.stragglers[0].lag_interval_ns_per_step
+    step, without = _steps(job, truth, summary)
+    return None if bounds is None else bounds[0] <= step - without <= bounds[1]
+
+
+def _gain_error(job: Job, truth: Truth, summary: Summary) -> float | None:
+    step, without = _steps(job, truth, summary)
     found = summary.stragglers[-1].together_ns_per_step
     return None if found is None else (found - (step - without)) / step
 
@@ -189,6 +206,9 @@ def _describe(trials: Iterable[Trial]) -> str:
     text += f", parts beyond what is stated {sum(t.part_error > 1 for t in every)}"
     text += f" (most {max(t.part_error for t in every):.2f} of it)"
     text += f", clocks {sum(t.clock_error > 1 for t in every)} ({max(t.clock_error for t in every):.2f})"
+    held = [trial.lag_held for trial in every if trial.lag_held is not None]
+    if held:
+        text += f"; lag within its bounds {sum(held)} of {len(held)}"
     if gains:
         off = np.abs(gains)
         text += (

@@ -11,10 +11,10 @@ from typing import Generic
 
 from dtprof.analysis.placed_ranks import RankTiming
 from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
-from dtprof.analysis.results import Advice, Summary
+from dtprof.analysis.results import Advice, StragglerResult, Summary
 from dtprof.analysis.run_summary import CollectDetails, Found, reduce_run, state_summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
-from dtprof.analysis.whatif.fixes import describe
+from dtprof.analysis.whatif.fixes import RANK, Fix, describe
 from dtprof.analysis.whatif.prediction import FULL_OVERLAP, MAX_ERROR, NO_GAIN, Prediction, draw_best, predict
 from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
 from dtprof.analysis.whatif.run_graph import IMPORTED_PIPELINE, choose_middle, find_obstacle, join_lines
@@ -25,6 +25,12 @@ MIN_STEPS = 4
 """Of fewer there is no interval worth its name."""
 MAX_RECORDS = 3_072
 """Of the steps that are replayed."""
+MAX_RECORDS_OF_LAG = 1 << 16
+"""Of the steps that are replayed without a straggler: a second of processor time."""
+MAX_READ_ONCE_MORE = 1_500_000
+"""Records of a run that is read once more for that, in two or three seconds."""
+MOST_GAIN = 0.999
+"""Of a step: the bound of a lag is no whole step."""
 MAX_SHARE = 1 / 384
 """Of the records of a run that may be replayed where that is more: one costs some ten times what it costs to sum up."""
 
@@ -77,7 +83,58 @@ def summarise_closely_advised(
     if prediction is None:
         prediction = Prediction(run=run.name, cannot_tell=(str(chosen),))
     details = [detail for _, detail in reduced.details if detail is not None]
-    return replace(summary, advice=state_advice(prediction)), details, prediction
+    known = prediction
+    if prediction.replay_error is None and len(summary.stragglers) == 1:
+        known = _replay_without(run, executor, surveys, used, summary.stragglers[0].rank) or prediction
+    stragglers = mend_lags(summary.stragglers, known)
+    return replace(summary, advice=state_advice(prediction), stragglers=stragglers), details, prediction
+
+
+def _replay_without(
+    run: SurveyedRun, executor: Executor, surveys: Surveys, used: MeasuredSteps, rank: int
+) -> Prediction | None:
+    """Predict steps without a straggler where too many records kept them from being replayed beside the summary.
+
+    Ranks are read once more, and more records are replayed: for few runs, those with a straggler, and no large ones.
+    """
+    events = sum(fact.events for fact in surveys.facts)
+    if events > MAX_READ_ONCE_MORE or find_obstacle(run, surveys, used) or run.manifest.imported == IMPORTED_PIPELINE:
+        return None
+    first, last = choose_middle(used, surveys, most_records=MAX_RECORDS_OF_LAG)
+    if last - first + 1 < MIN_STEPS:
+        return None
+    collector: _Collector[None] = _Collector(lines=LineCollector(first=first, last=last), details=None)
+    reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=lambda *_: collector.at, draws=False)
+    source = join_lines(run, surveys, [line for line, _ in reduced.details if line is not None], used=used)
+    if isinstance(source, str):
+        return None
+    return predict(run.name, source, [Fix(what=RANK, value=str(rank))], in_short=True)
+
+
+def mend_lags(listed: Sequence[StragglerResult], found: Prediction) -> tuple[StragglerResult, ...]:
+    """Return the only straggler with the lag that the replay of the run without it shows, and its bounds.
+
+    What its work exceeds that of the others by over a step is more than a step would gain: at each of many collectives
+    of a step another rank would have come last, and the more members there are, the later. Of several stragglers, of
+    one that became slow after the replayed steps began, and where nothing is replayed, nothing is known of that.
+    """
+    if len(listed) != 1 or found.steps is None or found.measured_step_ns is None:
+        return tuple(listed)
+    (own,) = listed
+    fix = (str(Fix(what=RANK, value=str(own.rank))),)
+    scenario = next((scenario for scenario in found.scenarios if scenario.fix == fix), None)
+    is_slow_throughout = own.since_step is not None and own.since_step <= found.steps[0]
+    if scenario is None or scenario.gain is None or scenario.interval is None or not is_slow_throughout:
+        return (own,)
+    if not 0 < scenario.gain < 1:
+        return (own,)
+    lag_ns = int(scenario.gain * found.measured_step_ns)
+    low, high = (int(min(max(bound, 0.0), MOST_GAIN) * found.measured_step_ns) for bound in scenario.interval)
+    slowdown = 1 / (1 - scenario.gain)
+    mended = replace(own, lag_ns_per_step=lag_ns, lag_interval_ns_per_step=(low, high), slowdown=slowdown)
+    if own.together_ns_per_step is not None:  # of one alone, it is the same
+        mended = replace(mended, together_ns_per_step=lag_ns, slowdown_together=slowdown)
+    return (mended,)
 
 
 def _choose_steps(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> tuple[int, int] | str:
