@@ -10,6 +10,7 @@ import fcntl
 import importlib.util
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dtprof import __version__, fence, settings
+from dtprof.errors import OutputError
 from dtprof.launch import always_on
 from dtprof.records import paths, schema, writer
 
@@ -35,7 +37,13 @@ def record() -> None:
     start.wait_for_torch_of_ancestors_job()
     if start.waiting:
         return
-    run, is_new = join_run()
+    try:
+        run, is_new = join_run()
+    except OutputError as error:
+        # All ranks of this host fail alike, and where the disk is full no file can tell that one has said so.
+        if os.environ.get("LOCAL_RANK", "0") == "0" and multiprocessing.parent_process() is None:
+            fence.warn_once(f"this job is not recorded: {error}")
+        return
     os.environ[settings.ENV_RUN_DIR] = str(run)
     if settings.ENV_NATIVE_HOOK not in os.environ:
         os.environ[settings.ENV_NATIVE_HOOK] = _compiled_hook()
@@ -60,23 +68,36 @@ def join_run() -> tuple[Path, bool]:
     """Return the run of this job on this host, and whether this process has just created it.
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written.
     """
     job, output = _job(), settings.from_environment(settings.OUTPUT)
     program = re.sub(r"[^A-Za-z0-9._-]", "_", Path(sys.argv[0] or "python").stem) or "python"
     parent = (Path(output).parent if output else always_on.runs_folder()).absolute()
     name = Path(output).name if output else f"{time.strftime('%Y%m%d-%H%M%S')}-{program}"
     suffix = name if output else f"-{program}"
-    parent.mkdir(parents=True, exist_ok=True)
-    with _locked(parent):
-        runs = sorted(path for path in parent.iterdir() if re.sub(r"-\d+$", "", path.name).endswith(suffix))
-        for run in reversed(runs):
-            if _job_of(run) == list(job):
-                return run, False
-        run = next(path for path in _numbered(parent / name) if not path.exists() or _is_empty(path))
-        run.mkdir(exist_ok=True)
-        writer.write_json(run / paths.MANIFEST, _manifest(job))
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with _locked(parent):
+            runs = sorted(path for path in parent.iterdir() if re.sub(r"-\d+$", "", path.name).endswith(suffix))
+            for run in reversed(runs):
+                if _job_of(run) == list(job):
+                    return run, False
+            run = next(path for path in _numbered(parent / name) if not path.exists() or _is_empty(path))
+            _create(run, job)
+    except OSError as error:
+        raise OutputError(f"{parent} cannot be written to ({error.strerror}); give another in DTPROF_OUTPUT") from error
     return run, True
+
+
+def _create(run: Path, job: tuple[int, int, str]) -> None:
+    """Create a run, or nothing."""
+    run.mkdir(exist_ok=True)
+    try:
+        writer.write_json(run / paths.MANIFEST, _manifest(job))
+    except OSError:
+        with contextlib.suppress(OSError):
+            run.rmdir()
+        raise
 
 
 @contextlib.contextmanager

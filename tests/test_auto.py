@@ -10,6 +10,7 @@ from dtprof.analysis.run_summary import summarise
 from dtprof.launch import interpreter
 from dtprof.records.reader import open_run
 from tests import jobs
+from tests.launch.test_always_on import mounted
 
 pytestmark = pytest.mark.jobs
 PROGRAM = str(jobs.PROGRAMS / "records_itself.py")
@@ -48,6 +49,18 @@ def test_ranks_of_torchrun_meet_in_one_run_and_two_jobs_in_two(tmp_path: Path) -
     assert f"recording into dtprof-runs/{run.name}-2" in second.stderr
     assert open_run(run).ranks == [0, 1], "the run that was there is left alone"
     assert open_run(run.with_name(f"{run.name}-2")).ranks == [0]
+
+
+def test_a_full_disk_is_one_line_with_its_folder_for_all_ranks(tmp_path: Path) -> None:
+    with mounted(tmp_path / "store", "-o", "size=64k") as store:
+        with pytest.raises(OSError, match="No space left"):
+            (store / "others").write_bytes(bytes(1 << 20))
+        job = run_in(tmp_path, jobs.torchrun(2, PROGRAM), DTPROF_OUTPUT=str(store / "run"))
+        assert [path.name for path in store.iterdir()] == ["others"]
+    assert [line for line in job.stderr.splitlines() if "dtprof: " in line] == [
+        f"dtprof: this job is not recorded: {store} cannot be written to (No space left on device); give another in "
+        "DTPROF_OUTPUT"
+    ]
 
 
 def test_spawned_ranks_join_the_run_of_their_parent(tmp_path: Path) -> None:

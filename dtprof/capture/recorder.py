@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from dtprof import __version__, fence, settings
 from dtprof.capture import call_sites
+from dtprof.errors import OutputError
 from dtprof.records import schema, writer
 
 MOST_SEGMENTS = 2**20
@@ -85,7 +86,7 @@ def open_recorder(
     """Open the log of this process with the native hook, or the Python hook where that cannot be loaded.
 
     Raises:
-        OSError, RuntimeError: the log cannot be created.
+        OSError, OutputError: the log cannot be created.
     """
     # Here, not above: Python processes of a job that never join a group do not pay for loading a library.
     from dtprof.capture.native import loader
@@ -108,6 +109,9 @@ def open_recorder(
             fence.warn_once(reason)
         return PythonHook(folder=folder, header=header, owners=owners, max_segments=max_segments())
     native.configure_sites(list(owners.tool), list(owners.library), list(call_sites.TRANSPARENT))
-    native.open_log(str(folder), header, max_segments())
+    try:
+        native.open_log(str(folder), header, max_segments())
+    except RuntimeError as error:  # what the hook raises names no file
+        raise OutputError(f"{folder.parent} cannot be written to ({error})") from error
     recorder: Recorder = native
     return recorder

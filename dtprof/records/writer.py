@@ -1,5 +1,6 @@
 """Write the files of a run that are not written by the native hook. Standard library only."""
 
+import contextlib
 import json
 import os
 import socket
@@ -99,10 +100,16 @@ def write_json(path: Path, document: Mapping[str, object], *, is_private: bool =
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     text = json.dumps(document, indent=1, default=str) + "\n"
-    if is_private:
-        draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
-            stream.write(text)
-    else:
-        draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    try:
+        if is_private:
+            draft.unlink(missing_ok=True)
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(text)
+        else:
+            draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise

@@ -1,6 +1,7 @@
 """`dtprof collect --send`, and what commands say of a run that is collected while its job runs."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,15 @@ def test_a_wrong_token_a_missing_target_and_a_folder_without_runs_are_one_senten
         assert words in said
         assert said.count("\n") == 1
     assert list(service.store.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_written_to_is_refused_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)  # as of another user's; root may always
+    assert main(["collect", "-o", str(tmp_path), "--listen", "127.0.0.1:0"]) == 2
+    assert f"{tmp_path} cannot be written to (Permission denied); give a folder with -o" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_grows_at_the_collector_is_read_as_any_other(

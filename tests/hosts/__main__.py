@@ -186,7 +186,10 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of each host")
     parser.add_argument("--only", action="append", metavar="NAME", help="one fault or launcher; several times")
     parser.add_argument(
-        "--other-torch", type=Path, metavar="FOLDER", help="site-packages with another torch, for the second host"
+        "--other-torch",
+        type=Path,
+        metavar="FOLDER",
+        help="site-packages with another torch, for the second host; not below /tmp, which each host has of its own",
     )
     given = parser.parse_args()
     if why_not():

@@ -6,6 +6,7 @@ launcher sent what, so that a collector that was killed goes on where it was. Ev
 be sent twice: a byte has one place.
 """
 
+import errno
 import itertools
 import json
 import os
@@ -141,11 +142,13 @@ class RunStore:
             max_bytes: of all runs together; 0: as much as the disk holds.
 
         Raises:
-            OSError: the folder cannot be made or read.
+            OSError: the folder cannot be made, read or written to.
         """
         self.folder = folder
         self._max_bytes = max_bytes
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):  # now, and not when the first job sends
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         self._runs: dict[str, KeptRun] = {}
         self._of: dict[str, KeptRun] = {}
         self._drafts = itertools.count()
