@@ -16,8 +16,10 @@ from dtprof.analysis.pipeline.schedule_replay import (
 )
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.tables import Pipeline
+from reference_trainer.parallelism import pipeline
 from tests.builders import MemoryRun, RankBuilder
 
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 UNIT = 1_000_000
 STEPS = 4
 NAMES = {
@@ -95,9 +97,7 @@ def theory_of(schedule: str, p: int, m: int) -> float:
 
 
 @pytest.mark.parametrize("ranks", range(2, 9))
-@pytest.mark.parametrize(
-    "schedule", ["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
-)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_bubble_of_a_schedule_is_within_5_points_of_theory(schedule: str, ranks: int) -> None:
     microbatches = 4 * ranks
     found = summarise(run_of(schedule, plan_of(schedule, ranks, microbatches), microbatches)).pipeline
@@ -106,3 +106,9 @@ def test_the_bubble_of_a_schedule_is_within_5_points_of_theory(schedule: str, ra
     assert found.bubble_fraction == pytest.approx(theory, abs=0.05)
     if found.theory_fraction is not None:
         assert found.theory_fraction == pytest.approx(theory)
+
+
+def test_these_are_all_schedules_of_the_reference_trainer() -> None:
+    assert sorted(f"Schedule{name}" for name in SCHEDULES) == sorted(
+        schedule.__name__ for schedule in pipeline.SCHEDULES.values()
+    )

@@ -132,6 +132,16 @@ def fix_durations(graph: OperationGraph, fix: Fix, durations: Floats) -> Floats:
     raise AssertionError(fix.what)
 
 
+def bound_durations(graph: OperationGraph, fix: Fix, durations: Floats) -> Floats | None:
+    """Return the longest durations after a change of the number of ranks where the run does not tell all; else None.
+
+    Of transfers of sizes too alike it is not known which part is latency, which grows with every turn of the ring.
+    """
+    if fix.what != RANKS:
+        return None
+    return _scale_out(graph, round(fix.number), durations, unknown_is_latency=True)
+
+
 # ---- ranks like the others -------------------------------------------------------------------------------------------
 
 
@@ -259,8 +269,12 @@ def find_wide_gradients(graph: OperationGraph) -> Mask:
     return find_gradient_reductions(graph, "all_reduce", "reduce_scatter") & graph.is_wide_sum
 
 
-def _scale_out(graph: OperationGraph, num_ranks: int, durations: Floats) -> Floats:
-    """Return durations with collectives between replicas over more ranks, each rank with as much work as now."""
+def _scale_out(graph: OperationGraph, num_ranks: int, durations: Floats, *, unknown_is_latency: bool = False) -> Floats:
+    """Return durations with collectives between replicas over more ranks, each rank with as much work as now.
+
+    Parameters:
+        unknown_is_latency: transfers whose latency is not known are nothing else; otherwise they have none.
+    """
     world = graph.world_size
     name = f"ranks={num_ranks}"
     axes = [axis for axis in DATA_PARALLEL if graph.group_sizes.get(axis, 1) > 1][:1]
@@ -284,8 +298,9 @@ def _scale_out(graph: OperationGraph, num_ranks: int, durations: Floats) -> Floa
         if kind.is_communication and size > 1 and (kind.group == axes[0] or size == world):
             larger = size * new / old
             own = graph.kind == number
-            latency = fit_costs(graph.nbytes[own], graph.durations[own]).latency_ns
-            rest = np.maximum(durations[own] - latency, 0.0)
+            cost = fit_costs(graph.nbytes[own], graph.durations[own])
+            is_latency = unknown_is_latency and cost.ns_per_byte is None
+            rest = np.maximum(durations[own] - (np.inf if is_latency else cost.latency_ns), 0.0)
             # A ring passes (n - 1) / n of the data over each link, in n - 1 turns.
             scaled[own] = (durations[own] - rest) * (larger - 1) / (size - 1) + rest * (
                 (larger - 1) / larger * size / (size - 1)

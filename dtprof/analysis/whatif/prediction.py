@@ -31,6 +31,7 @@ from dtprof.analysis.whatif.fixes import (
     STAGE,
     Fix,
     Unpredictable,
+    bound_durations,
     describe,
     find_wide_gradients,
     fix_durations,
@@ -314,7 +315,14 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
         elif fix.what == OVERLAP:
             assumes.append("collectives are waited for at the end of the step only")
         else:
-            durations = fix_durations(graph, fix, durations)
+            before, durations = durations, fix_durations(graph, fix, durations)
+            longest = bound_durations(graph, fix, before)
+            if longest is not None and not np.array_equal(longest, durations):
+                expected, most = graph.replay_means((durations, longest))
+                fixed_ns += float(most - expected)
+                assumes.append(
+                    "transfers whose latency is not known have none, and bounds allow for those that are nothing else"
+                )
             if fix.what == PHASE and fix.value in IN_BACKGROUND:
                 assumes.append(f"{fix.value} runs in the background and is always ready in time")
             elif fix.what == REDUCE_DTYPE:

@@ -120,6 +120,24 @@ def test_collectives_that_are_waited_for_at_the_end_of_the_step_overlap(tmp_path
     assert 0.02 < predicted.gain < 0.1
 
 
+def test_bounds_of_more_ranks_allow_for_transfers_that_are_latency_alone(tmp_path: Path) -> None:
+    # All gradients have one size. From 4 to 8 ranks a ring takes (7 / 8) / (3 / 4) = 7 / 6 of the time, or 7 / 3 where
+    # only its turns count.
+    before = what_if_of(tmp_path / "before", JOB, "--ranks=8")
+    (found,) = before.scenarios
+    assert found.interval is not None
+    assert "latency" in found.assumes
+    for i, factor in enumerate((7 / 6, 7 / 3)):
+        changed = replace(JOB, dp_ns=round(JOB.dp_ns * factor), world_ns=round(JOB.world_ns * factor))
+        truth = what_if_of(tmp_path / str(i), changed).measured_step_ns
+        assert truth is not None
+        assert before.measured_step_ns is not None
+        gain = 1 - truth / before.measured_step_ns
+        assert found.interval[0] - 0.003 <= gain <= found.interval[1]
+        if i == 0:
+            assert found.gain == pytest.approx(gain, abs=0.003)
+
+
 def test_a_replay_that_misses_the_step_predicts_nothing_and_names_the_part(tmp_path: Path) -> None:
     source = graph_of(tmp_path, JOB)
     graph = source.graph
