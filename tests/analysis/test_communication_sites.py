@@ -97,6 +97,23 @@ def test_the_costliest_line_is_named_in_the_text(summary: Summary) -> None:
     assert "loop.py:7 in step costs most, 9.00 ms a step (9 %): all_reduce (ddp) over dp in backward" in text
 
 
+def test_the_share_of_the_costliest_line_is_of_the_mean_step() -> None:
+    """Of 8 steps the last takes 730 ms, 700 in an operation; the others take 100 ms each, 6 in it."""
+    rank = RankBuilder(0, world_size=1)
+    site = rank.site("all_reduce", file=LOSS.file, line=LOSS.line, function=LOSS.function)
+    for step in range(8):
+        t, length = 100 * MS * step, (700 if step == 7 else 6) * MS
+        rank.span("backward", t, t + 2 * MS)
+        rank.op("all_reduce", t + 10 * MS, t + 10 * MS + length, nbytes=1024, site=site)
+        rank.span("optimizer", t + length + 15 * MS, t + length + 20 * MS)
+    summary = summarise(MemoryRun([rank]))
+    (row,) = summary.call_sites
+    assert row.exposed_ns_per_step and summary.ranks[0].step_ns and summary.steps.duration_ns  # noqa: PT018
+    share = row.exposed_ns_per_step / summary.ranks[0].step_ns
+    assert row.exposed_ns_per_step > 0.8 * summary.steps.duration_ns.median
+    assert f"a step ({100 * share:.0f} %)" in " ".join(summary_text(summary).split())
+
+
 def test_an_operation_without_a_line_is_listed_and_never_named() -> None:
     unknown = summarise(training(known_line=False))
     assert [site.line for site in unknown.call_sites] == [GRADIENTS, None]

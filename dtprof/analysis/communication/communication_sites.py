@@ -249,16 +249,16 @@ def list_sizes(sums: Sums, *, num_steps: int, num_ranks: int) -> tuple[MessageSi
 
 def describe_costliest_line(summary: Summary) -> str:
     """Say for people which line costs most, and how much; empty where none is known to cost WORTH of a step."""
-    steps = summary.steps.duration_ns
+    lengths = [rank.step_ns for rank in summary.ranks if rank.step_ns]
     worst = next((site for site in summary.call_sites if site.line is not None), None)
-    if steps is None or worst is None or worst.line is None or not worst.exposed_ns_per_step:
+    if not lengths or worst is None or worst.line is None or not worst.exposed_ns_per_step:
         return ""
-    share = worst.exposed_ns_per_step / steps.median
+    # A mean of the mean step: the median is a small part of it where few steps are far longer than the rest.
+    share = worst.exposed_ns_per_step * len(lengths) / sum(lengths)
     if share < WORTH:
         return ""
-    # A mean over the median: where few steps are far longer than the rest, it is no share of one.
-    of_step = f" ({format_fraction(share, 0)})" if share <= 1 else ""
-    return f"{worst.line.words} costs most, {format_ns(worst.exposed_ns_per_step)} a step{of_step}: {worst.what}"
+    cost = f"{format_ns(worst.exposed_ns_per_step)} a step ({format_fraction(share, 0)})"
+    return f"{worst.line.words} costs most, {cost}: {worst.what}"
 
 
 def _mean(total: int, number: int) -> int | None:
