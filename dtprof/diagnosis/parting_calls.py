@@ -10,6 +10,8 @@ from dtprof.records.tables import Site
 
 ENDING = "raise"
 """The way past a call that ends the program, by `raise SystemExit`."""
+AGAIN = "except that leads to another attempt"
+"""The way to the same call again: a handler in a loop that success leaves."""
 COUNTED = "if on a counter"
 """The way past a call of a rank that is in another round: the condition hangs on nothing else."""
 MAX_ASKED = 8
@@ -202,9 +204,20 @@ def _ways_from(
         if place is None:
             return []
         left = _left_loops(place, now.line) if at == 0 and now is not None else []
-        for line, word in _ways_out(place, left) if left else _ways(place, frame, met if at == 0 else set(), after):
+        own = _ways(place, frame, met if at == 0 else set(), after)
+        if left and not (own and _is_before(after, frame, left)):
+            own = _ways_out(place, left)
+        for line, word in own:
             found[Site(file=frame.file, line=line, function=frame.function)] = word
     return [*found.items()]
+
+
+def _is_before(operation: Operation | None, frame: Site, loops: list[tuple[int, int]]) -> bool:
+    """Say whether an operation comes before the first turn of loops: a condition around these led past all turns."""
+    site = operation.site if operation is not None else None
+    if site is None or (site.line, site.function) == (frame.line, frame.function):
+        return False
+    return site.function != frame.function or all(site.line < first for first, _ in loops)
 
 
 def _left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
@@ -229,5 +242,6 @@ def _ways(place: SourcePlace, frame: Site, met: set[int], after: Operation | Non
     return [
         (line, word)
         for line, word in ways
-        if word == "except" or (line > begin or line <= frame.line if is_later_round else begin < line <= frame.line)
+        if word.startswith("except")
+        or (line > begin or line <= frame.line if is_later_round else begin < line <= frame.line)
     ]

@@ -31,6 +31,8 @@ class Stage(Enum):
     """Last resort: suspects from timeouts, lost peers and exit statuses."""
     BESIDE_CRASH = auto()
     """Completed before a rank raised, and may be the reason."""
+    BESIDE_HANG = auto()
+    """Completed before the job stalled, and a fault of its own."""
     MISPAIRED = auto()
     """Completed operations are mismatched. Only the first rule that finds some applies: later ones see consequences."""
     RISK = auto()

@@ -33,6 +33,10 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
         findings = _find_risks(case)
     elif findings and findings[0].kind == "rank-crashed":
         findings += _find_all(case, Stage.BESIDE_CRASH)
+    elif findings and job.stalled:
+        known = {(one.kind, one.group, one.seq) for one in findings}
+        beside = _find_all(case, Stage.BESIDE_HANG)
+        findings += [one for one in beside if (one.kind, one.group, one.seq) not in known]
     left_open = () if findings else tuple(text for rule in RULES for text in rule.leave_open(case))
     outcome, reasons = assess_outcome(job, findings, left_open)
     beside = _find_all(case, Stage.WHOLE_JOB)

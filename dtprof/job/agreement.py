@@ -94,8 +94,15 @@ def sizes_at(ranks: Ranks, tables: Tables, seq: int) -> Disagreement | None:
     A gather may take uneven tensors. Where the back end crashes in one, the sizes may be why.
     """
     operations = at_position(ranks, tables, seq)
-    sizes = {operation.numel for operation in operations.values() if operation.numel >= 0}
-    return _judge(tables, operations, "numel", seq, []) if len(sizes) > 1 else None
+    sizes = {rank: _size_of_one(rank, operation) for rank, operation in operations.items()}
+    return _judge(tables, operations, "numel", seq, [], sizes) if len(set(sizes.values()) - {-1}) > 1 else None
+
+
+def _size_of_one(rank: int, operation: Operation) -> int:
+    """Return the elements of one member: a root that scatters holds those of all."""
+    members = len(operation.group.ranks)
+    is_of_all = operation.op in ("scatter", "gather") and operation.peer_rank == rank and operation.numel % members == 0
+    return operation.numel // members if is_of_all and operation.numel >= 0 else operation.numel
 
 
 def _differ_in(column: str, a: Array, b: Array) -> Mask:
@@ -108,10 +115,15 @@ def _differ_in(column: str, a: Array, b: Array) -> Mask:
 
 
 def _judge(
-    tables: Tables, operations: dict[int, Operation], argument: str, seq: int, pairs: list[BadPair]
+    tables: Tables,
+    operations: dict[int, Operation],
+    argument: str,
+    seq: int,
+    pairs: list[BadPair],
+    values: Mapping[int, Hashable] | None = None,
 ) -> Disagreement:
     """Say who is in the minority: of an exchange, the ranks of most pairs that do not fit."""
-    values = {rank: _value_of(operation, argument) for rank, operation in operations.items()}
+    values = values or {rank: _value_of(operation, argument) for rank, operation in operations.items()}
     usual = Counter(values.values()).most_common(1)[0][0]
     minority = {rank for rank, value in values.items() if value != usual}
     is_even = all(operation.sizes is None for operation in operations.values())
@@ -124,7 +136,7 @@ def _judge(
         argument=argument,
         seq=seq,
         operations=operations,
-        values=values,
+        values=dict(values),
         minority=tuple(sorted(new or minority)),
         is_new=bool(new),
         is_tie=is_tie and not new,

@@ -152,8 +152,21 @@ def _before_turn(operations: Sequence[Operation], label: Hashable, turns: int) -
 
 
 def _usual_at(operations: Sequence[Operation], at: int) -> Operation | None:
-    """Return what followed, in the newest round before, the operations that precede a place; None: nothing sure."""
+    """Return what followed, in the newest round before, the operations that precede a place; None: nothing sure.
+
+    Where one line calls several times in a row, sizes tell which of these calls it is.
+    """
     labels = [_label(operation) for operation in operations]
+    found = _places_alike(labels, at)
+    if len({labels[place] for place in found}) > 1:
+        found = _places_alike([(label, o.numel) for label, o in zip(labels, operations, strict=True)], at)
+    if not found or len({labels[place] for place in found}) > 1:
+        return None
+    return operations[found[0]]
+
+
+def _places_alike(labels: Sequence[Hashable], at: int) -> list[int]:
+    """Return the earlier places before which the most was as it is before a place, the newest first."""
     longest, found = MIN_ALIKE - 1, list[int]()
     for place in range(at - 1, 0, -1):
         alike = _count_alike(labels, place, at)
@@ -161,9 +174,7 @@ def _usual_at(operations: Sequence[Operation], at: int) -> Operation | None:
             longest, found = alike, [place]
         elif alike == longest >= MIN_ALIKE:
             found.append(place)
-    if not found or len({labels[place] for place in found}) > 1:
-        return None
-    return operations[found[0]]
+    return found
 
 
 def _count_alike(labels: Sequence[Hashable], a: int, b: int) -> int:

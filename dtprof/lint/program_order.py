@@ -144,9 +144,8 @@ def _take(
                 if isinstance(statement, ast.If) and _hangs_on(statement.test, counters):
                     within = replace(within, counted=(statement.lineno, *within.counted))
             elif isinstance(statement, ast.Try) and body is statement.body:
-                caught = [
-                    (one.lineno, "except") for one in statement.handlers if not isinstance(one.body[-1], ast.Raise)
-                ]
+                word = "except that leads to another attempt" if _is_attempt(statement) and inside.in_loop else "except"
+                caught = [(one.lineno, word) for one in statement.handlers if not isinstance(one.body[-1], ast.Raise)]
                 within = replace(within, ways_past=tuple(dict.fromkeys((*within.ways_past, *caught))))
             elif isinstance(statement, ast.Try) and body is statement.finalbody:
                 within = replace(within, handler=(body[0].lineno, True))
@@ -188,6 +187,12 @@ def _find_ways(statement: ast.stmt, *, in_loop: bool = False, in_branch: bool = 
                 yield inner.lineno, type(inner).__name__.lower()
             else:
                 yield from _find_ways(inner, in_loop=loop, in_branch=in_branch or may_be_left_out)
+
+
+def _is_attempt(statement: ast.Try) -> bool:
+    """Say whether success leaves the loop around a `try`, so that its handlers lead to another attempt."""
+    leaves = (statement.orelse or statement.body)[-1]
+    return isinstance(leaves, ast.Return | ast.Break)
 
 
 def _is_exit(statement: ast.Raise) -> bool:

@@ -191,3 +191,34 @@ def test_what_a_rank_raised_shows_who_called_what_it_was_in() -> None:
     state = build_job(validating(raised=True)).ranks[0]
     assert [frame.line for frame in frames_of(state, state.operations[-1])] == [10, 25]
     assert [frame.line for frame in frames_of(state, state.operations[-2])] == [30]
+
+
+@pytest.mark.parametrize(("turns", "line"), [(0, 15), (1, 18)])
+def test_a_condition_around_a_loop_led_past_it_where_no_turn_was_made(turns: int, line: int) -> None:
+    """All train at line 10 and publish in the loop of line 18, under the condition of line 15; rank 1 is at 30."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        train, publish = rank.site("all_reduce", line=10), rank.site("broadcast", line=20)
+        meet = rank.site("barrier", line=30)
+        for step in range(4):
+            t = step * STEP
+            rank.op("all_reduce", t, t + 9, site=train, nbytes=64)
+            is_last = step == 3
+            for turn in range(turns if is_last else 2):
+                rank.op("broadcast", t + 20 + turn, t + 29, site=publish, nbytes=8)
+            if is_last:
+                op, site = ("barrier", meet) if rank.rank == 1 else ("broadcast", publish)
+                rank.op(op, t + 50, site=site, nbytes=0 if rank.rank == 1 else 8)
+            else:
+                rank.op("barrier", t + 50, t + 59, site=meet)
+    around = ((5, 40),)
+    places = {
+        10: SourcePlace(in_loop=True, following=frozenset(), loops=around),
+        20: SourcePlace(
+            in_loop=True, following=frozenset(), loops=((18, 20), *around), branches=((18, 20),), conditions=(15,)
+        ),
+        30: SourcePlace(in_loop=True, following=frozenset(), loops=around),
+    }
+    finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, at: places.get(at))).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+    assert finding.culprit_call_sites[1].line == line

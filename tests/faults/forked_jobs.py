@@ -52,6 +52,7 @@ def run(program: Program, folder: Path, *, library: str, device: str = "cpu") ->
     finally:
         for pid in pids:
             _send(pid, signal.SIGKILL)
+            _end_session(pid)
     manifest.update(
         ended_realtime_ns=time.time_ns(),
         ended_monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
@@ -170,6 +171,14 @@ def _patience_s() -> float:
 def _send_all(pids: set[int], number: int) -> None:
     for pid in pids:
         _send(pid, number)
+
+
+def _end_session(pid: int) -> None:
+    """End what a rank started: a worker that waits for ever outlives it, and keeps the locks of this process."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
 
 
 def _send(pid: int, number: int) -> None:

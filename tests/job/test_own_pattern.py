@@ -1,5 +1,7 @@
 """What a rank did at a place in its earlier rounds, against what it does there now."""
 
+from dataclasses import replace
+
 import pytest
 
 from dtprof.job.groups import GroupId
@@ -76,3 +78,14 @@ def test_calls_made_again_in_a_step_are_a_repetition_where_earlier_rounds_went_o
 ) -> None:
     again = find_repetition(stepping(*steps))
     assert (again and (again.first.op, again.usual.op, again.count)) == found
+
+
+def test_sizes_tell_which_of_several_calls_of_a_line_is_made_again() -> None:
+    operations = [
+        replace(operation, op=operation.op.lower(), numel=ord(operation.op), step=step)
+        for step, part in enumerate(("bBa", "bBa", "bBa", "bBbB"))
+        for operation in rounds(part)
+    ]
+    again = find_repetition(operations)
+    assert again is not None
+    assert (again.first.op, again.usual.op, again.count) == ("b", "a", 2)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from dtprof.lint.program_order import read_places
 
 TEXT = """\
@@ -118,6 +120,17 @@ def test_a_raise_of_system_exit_leads_past_what_follows_and_another_exception_do
     text = "for step in range(9):\n    if a:\n        raise SystemExit\n    if b:\n        raise SystemExit('done')\n"
     file.write_text(text + "    if c:\n        raise ValueError\n    average()\n")
     assert read_places(file)[8].ways_past == ((3, "raise"), (5, "raise"))
+
+
+@pytest.mark.parametrize(("leaves", "is_again"), [("return step()", True), ("step()", False)])
+def test_a_handler_in_a_loop_that_success_leaves_leads_to_another_attempt(
+    leaves: str, is_again: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    text = f"def call():\n    for attempt in range(3):\n        try:\n            {leaves}\n"
+    file.write_text(text + "        except ValueError:\n            log()\n")
+    word = "except that leads to another attempt" if is_again else "except"
+    assert read_places(file)[4].ways_past == ((5, word),)
 
 
 def test_a_loop_over_a_range_of_constants_has_fixed_rounds(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from dtprof.job import agreement
 from dtprof.job.agreement import Disagreement, disagreement_at, sizes_at
 from dtprof.job.group_collectives import group_tables, line_of
 from dtprof.job.groups import GroupId
-from dtprof.job.issued_operations import Operation
 from dtprof.records.codes import dtype_name, reduce_op_name
+from dtprof.records.tables import Site
 
 KINDS = tuple(agreement.KINDS.values())
 WORDS = {
@@ -84,11 +84,17 @@ def find_silent_mismatches(case: Case) -> list[Finding]:
     return [finding for finding in case.findings(find_mismatches) if not finding.waiting_ranks]
 
 
+def find_silent_beside_hang(case: Case) -> list[Finding]:
+    """Return the mismatches of a line that all members were at, which the back end let pass: no hang explains them."""
+    silent = case.findings(find_silent_mismatches)
+    return [one for one in silent if len({*one.call_sites.values(), *one.culprit_call_sites.values()}) == 1]
+
+
 def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     present, culprits, seq = found.operations, found.minority, found.seq
     is_other_call = _is_other_call(job, group_id, found)
     kind = agreement.KINDS["op" if is_other_call else found.argument]
-    shown = {rank: _show(found.argument, operation) for rank, operation in present.items()}
+    shown = {rank: _show(found, rank) for rank in present}
     usual = next((rank for rank in present if rank not in culprits), culprits[0])
     group = job.group(group_id)
     sites = call_sites(present)
@@ -99,7 +105,9 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     ]
     facts += [f"rank {rank}: {shown[rank]}{at_line(sites.get(rank))}" for rank in sorted(shown)[:8]]
     if is_other_call:
-        facts.append(f"the line of {list_ranks(culprits)}, in another function, is one that no rank had called before")
+        functions = {site.function for site in sites.values()}
+        where = ", in another function," if len(functions) > 1 else ""
+        facts.append(f"the line of {list_ranks(culprits)}{where} is one that no rank had called before")
     if passed:
         facts.append("the back end let it pass: results are silently wrong")
     if found.is_new:
@@ -145,21 +153,33 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
 
 
 def _is_other_call(job: JobState, group: GroupId, found: Disagreement) -> bool:
-    """Say whether the minority made a call of its own, of another function, where the others made their usual one."""
+    """Say whether the minority made a call of its own, where the others made their usual one.
+
+    A call of another function, or under a condition which that of the others is under on neither side.
+    """
     sites = {rank: operation.site for rank, operation in found.operations.items()}
     odd = {site for rank, site in sites.items() if rank in found.minority}
     usual = {site for rank, site in sites.items() if rank not in found.minority}
     if len(odd) != 1 or len(usual) != 1 or None in odd | usual or found.argument == "sizes":
         return False
     (mine,), (theirs,) = odd, usual
-    if mine is None or theirs is None or (mine.file, mine.function) == (theirs.file, theirs.function):
+    if mine is None or theirs is None:
+        return False
+    if (mine.file, mine.function) == (theirs.file, theirs.function) and not _is_under_own_condition(job, mine, theirs):
         return False
     tables = [table[table["seq"] < found.seq] for table in group_tables(job.ranks)[group].values()]
     known = [{int(line) for line in distinct(table["line"])} for table in tables]
     return not any(line_of(mine) in lines for lines in known) and any(line_of(theirs) in lines for lines in known)
 
 
-def _show(argument: str, operation: Operation) -> str:
+def _is_under_own_condition(job: JobState, mine: Site, theirs: Site) -> bool:
+    """Say whether a line depends on a condition of its function on which another line does not depend."""
+    here, there = job.place_in_source(mine), job.place_in_source(theirs)
+    return here is not None and there is not None and not set(here.conditions) <= set(there.conditions)
+
+
+def _show(found: Disagreement, rank: int) -> str:
+    argument, operation = found.argument, found.operations[rank]
     if argument == "peer":
         return f"root rank {operation.peer_rank}" if operation.peer_rank >= 0 else f"root {operation.peer}"
     if argument == "dtype":
@@ -167,7 +187,7 @@ def _show(argument: str, operation: Operation) -> str:
     if argument == "reduce_op":
         return reduce_op_name(operation.reduce_op)
     if argument == "numel":
-        return f"{operation.numel:,} elements"
+        return f"{found.values[rank]:,} elements"
     if argument == "sizes":
         return "even splits" if operation.sizes is None else f"splits {list(operation.sizes[0][:8])}"
     return operation.op
@@ -178,4 +198,5 @@ RULES: Declared = (
     Rule(kinds=("size-mismatch",), stages=(Stage.BROKEN_MESSAGE,), find=find_sizes_behind_abort),
     Rule(kinds=KINDS, stages=(Stage.MISPAIRED,), find=find_mismatches),
     Rule(kinds=KINDS, stages=(Stage.BESIDE_CRASH,), find=find_silent_mismatches),
+    Rule(kinds=KINDS, stages=(Stage.BESIDE_HANG,), find=find_silent_beside_hang),
 )

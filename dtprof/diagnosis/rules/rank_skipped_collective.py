@@ -55,13 +55,13 @@ def find_skip(case: Case) -> Iterator[Finding]:
         program = _Program(operations=reference.operations)
         others = [r for r in collective.group.ranks if r in job.ranks and r != reference.rank]
         reference_label = collective.waiting[reference.rank].label
-        usual = (
-            2 * sum(operation.label == reference_label for operation in collective.waiting.values()) > len(others) + 1
-        )
+        companions = _find_companions(collective, reference.rank)
+        usual = 2 * len(companions) > len(others) + 1
         skips = {
             rank: skip
             for rank in others
-            if (skip := _skipped(job, reference, program, job.ranks[rank], is_usual=usual)) is not None
+            if (rank not in companions or collective.waiting[rank].label == reference_label)
+            and (skip := _skipped(job, reference, program, job.ranks[rank], is_usual=usual)) is not None
             and not skip.operation.p2p  # a message of the reference is no call that the other could have made
             and rank in skip.operation.group.ranks  # a call of another subgroup shows only that the two differ
         }
@@ -87,6 +87,17 @@ def find_skip(case: Case) -> Iterator[Finding]:
                 questionable = questionable or found
     if questionable is not None:
         yield questionable
+
+
+def _find_companions(collective: OpenCollective, reference: int) -> set[int]:
+    """Return the ranks that wait in the call of one of them, itself included.
+
+    Ranks may have a line each for one call, as a barrier before some work on some and after it on others: where they
+    wait in different operations, these tell.
+    """
+    own, waiting = collective.waiting[reference], collective.waiting
+    are_different = len({operation.op for operation in waiting.values()}) > 1
+    return {rank for rank, o in waiting.items() if o.label == own.label or (are_different and o.op == own.op)}
 
 
 def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, rank: RankState) -> bool:

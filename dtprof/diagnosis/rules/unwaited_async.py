@@ -281,8 +281,10 @@ def _dropped(
     results = []
     for place in distinct(mine["line"]):
         here = mine[mine["line"] == place]
-        # A line at which this rank waits sometimes may wait by other means (is_completed) at other times.
-        if ((table["line"] == place) & (table["waits"] > 0)).any():
+        # A line at which this rank waits sometimes may wait by other means (is_completed) at other times, unless it
+        # stopped to wait for good.
+        waited = table["row"][(table["line"] == place) & (table["waits"] > 0)]
+        if len(waited) and (len(here) < MIN_STEPS or here["row"][0] < waited.max()):
             continue
         operation = collectives.operation(int(here["row"][0]))
         if operation.op not in RECEIVE_ALL or operation.site is None or operation.site.label is not None:

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, SourcePlace
 from dtprof.report.text.verdict_text import verdict_text
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, gradients, judge, kinds_after_success, ranks_in_step
@@ -229,3 +229,50 @@ def test_sizes_of_a_gather_that_crashed_native_code_are_why() -> None:
     verdict = judge(ranks, statuses={1: (-6, 3000)})
     assert (verdict.findings[0].kind, verdict.findings[0].culprit_ranks) == ("size-mismatch", (1,))
     assert "killed by SIGABRT" in verdict.findings[0].evidence[-1]
+
+
+def test_a_root_that_scatters_holds_the_elements_of_all() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        nbytes = {0: 18, 1: 6, 2: 3}[rank.rank]
+        rank.op("scatter", 2200, nbytes=nbytes, peer=0, site=rank.site(line=60))
+    finding = judge(ranks, statuses={2: (-6, 3000)}).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("size-mismatch", (2,))
+    assert "rank 2 has 3 elements, the others 6 elements" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("conditions", "kind"), [((69,), "collective-order-mismatch"), ((), "size-mismatch"), ((59,), "size-mismatch")]
+)
+def test_a_call_under_a_condition_of_its_own_is_another_call_and_no_other_size(
+    conditions: tuple[int, ...], kind: str
+) -> None:
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        for t in (0, 1000):
+            rank.op("all_reduce", t, t + 10, nbytes=64, site=rank.site(line=60))
+        line, nbytes = (70, 16) if rank.rank == 0 else (60, 64)
+        rank.op("all_reduce", 2000, nbytes=nbytes, site=rank.site(line=line))
+    places = {
+        60: SourcePlace(in_loop=True, following=frozenset(), conditions=(59,)),
+        70: SourcePlace(in_loop=True, following=frozenset(), conditions=conditions),
+    }
+    job = build_job(ranks, statuses={0: (-6, 3000)}, find_place=lambda _, line: places.get(line))
+    finding = found_by("argument_mismatch", job)[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+
+
+@pytest.mark.parametrize("lines", [(60, 60), (60, 61)])
+def test_another_argument_that_passed_at_one_line_is_a_fault_beside_a_hang(lines: tuple[int, int]) -> None:
+    ranks = ranks_in_step(4, 3)
+    for rank in ranks:
+        own = rank.group("1", (0, 1), "pair") if rank.rank < 2 else rank.group("2", (2, 3), "other pair")
+        for t in (3000, 3100, 3200):
+            is_odd = rank.rank == 1 and t == 3200
+            site = rank.site(line=lines[is_odd])
+            rank.op("all_reduce", t, t + 10, nbytes=64, reduce_op="max" if is_odd else "sum", group=own, site=site)
+        if rank.rank != 3:
+            gradients(rank, 4000, done=False)
+    found = judge(ranks, exit_status=None).findings
+    assert (found[0].kind, found[0].culprit_ranks) == ("rank-stuck", (3,))
+    assert [(one.kind, one.culprit_ranks) for one in found[1:]] == [("reduce-op-mismatch", (1,))] * (lines == (60, 60))

@@ -484,3 +484,19 @@ def test_a_call_at_the_line_of_a_with_whose_block_was_entered_is_made_at_its_end
 
     finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize("others", ["barrier", "all_gather"])
+def test_ranks_with_a_line_each_for_one_call_are_the_usual_ones_where_another_goes_on_without_it(others: str) -> None:
+    """Rank 0 meets the others after its work, at line 20, rank 1 before it, at line 10; rank 2 is past both."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        rank.op("all_reduce", 0, 9, site=rank.site("all_reduce", line=5), nbytes=8)
+        line = (20, 10, 30)[rank.rank]
+        rank.op("all_gather" if rank.rank == 2 else others, STEP, site=rank.site(line=line), nbytes=8)
+    after = frozenset({("all_gather", 30)})
+    places = {line: SourcePlace(in_loop=False, following=after) for line in (10, 20)}
+    places[30] = SourcePlace(in_loop=False, following=frozenset())
+    job = build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))
+    found = [(one.kind, one.culprit_ranks) for one in decide(job).findings]
+    assert (found == [("rank-skipped-collective", (2,))]) == (others == "barrier")

@@ -36,6 +36,18 @@ def test_a_handle_is_said_to_be_dropped_only_where_others_wait_for_theirs(waitin
     assert kinds_after_success(ranks) == (["unwaited-async"] if waiting == (True, False, True) else [])
 
 
+@pytest.mark.parametrize(("waited", "is_found"), [("wwdd", True), ("wwwd", False), ("wdwd", False), ("wwww", False)])
+def test_a_rank_that_stops_to_wait_for_good_drops_handles(waited: str, *, is_found: bool) -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        for number, letter in enumerate(waited):
+            t, waits = 1000 + 100 * number, rank.rank != 1 or letter == "w"
+            site = rank.site("all_reduce", line=40)
+            rank.op("all_reduce", t, t + 50, is_async=True, waits=(t + 1, t + 50) if waits else None, site=site)
+        rank.op("barrier", 1500, 1510)
+    assert kinds_after_success(ranks) == (["unwaited-async"] if is_found else [])
+
+
 def dropping(*, flags: int = FLAG["completion"], barrier: bool = False, hook: str = "native") -> list[RankBuilder]:
     """Return ranks that average two tensors in each of three steps, and drop both handles."""
     ranks = [RankBuilder(rank, 3, hook=hook) for rank in range(3)]

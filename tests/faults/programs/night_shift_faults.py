@@ -1,8 +1,8 @@
 """Faults that an engineer on the night shift meets: validation, metrics, checkpoints, caches, retries, curricula.
 
 Labelled and frozen before their first run; `docs/explanation/measurements/verdicts.md` gives the rate at first sight.
-A call that one rank issues in addition is labelled by what it meets: the same operation (step-mismatch), whatever its
-size, or another (collective-order-mismatch).
+The kinds of two extra calls and of a retry were made those of older programs with the same fault after that run:
+`a_full_state_gathered_...`, `a_sample_generated_...` and `a_step_tried_again_...`.
 """
 
 import functools
@@ -159,7 +159,7 @@ def a_callback_that_stops_its_own_trainer(rank: int) -> None:
 # Sharded models and checkpoints
 
 
-@faulty("step-mismatch", 0, ranks=2)
+@faulty("collective-order-mismatch", 0, ranks=2)
 def a_full_state_gathered_on_the_rank_that_saves(rank: int) -> None:
     model = encoder()
     fully_shard(model[0])
@@ -284,7 +284,7 @@ def a_mesh_of_another_shape_on_one_rank(rank: int) -> None:
     dist.barrier()
 
 
-@faulty("step-mismatch", 0, ranks=2)
+@faulty("collective-order-mismatch", 0, ranks=2)
 def a_sample_generated_by_the_rank_that_logs(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(3)
@@ -440,7 +440,7 @@ def tried_again(attempts: int) -> Callable[[Callable[..., Any]], Callable[..., A
     return decorate
 
 
-@faulty("collective-order-mismatch", 2)
+@faulty("step-mismatch", 2)
 def a_step_tried_again_after_its_forward(rank: int) -> None:
     fit = Fit(DistributedDataParallel(encoder(normalised=True)))
     failing = {(2, 3)}
