@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -237,13 +237,27 @@ def version_of(tool: Tool, python: Path) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def main() -> int:
-    """Ask each tool about each job, and write the answers."""
+def _name(text: str) -> str:
+    # Not `choices`, against which argparse checks a default list as if it were one value.
+    if text not in TOOLS:
+        raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(TOOLS)}")
+    return text
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the tools to run, and where the answers go."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.other_tools", description=__doc__.splitlines()[0])
-    parser.add_argument("tools", nargs="*", default=list(TOOLS), choices=TOOLS, metavar="TOOL", help=", ".join(TOOLS))
+    parser.add_argument(
+        "tools", nargs="*", default=list(TOOLS), type=_name, metavar="TOOL", help=f"default: {' '.join(TOOLS)}"
+    )
     parser.add_argument("--folder", type=Path, default=Path(".make/other-tools"), help="for environments and results")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put all results so far into this page")
-    given = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    """Ask each tool about each job, and write the answers."""
+    given = arguments()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "said.json"

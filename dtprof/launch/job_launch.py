@@ -126,6 +126,9 @@ def run_job(
     if hook.message:
         say(hook.message)
         manifest.note(hook.message)
+    if not is_creator and (remark := run_directory.version_remark(run)):
+        say(remark)
+        manifest.note(remark)
     if starter := launchers.find_remote_starter(command, os.environ):
         remark = _remote_remark(starter)
         say(remark)

@@ -205,6 +205,17 @@ class JoinedLauncher(LauncherDocument):
         super().__init__(file, {"host": host, "boot_id": writer.boot_id(), "command": list(command)})
 
 
+def version_remark(path: Path) -> str | None:
+    """Return a sentence where another version of dtprof has created a run that this one joins."""
+    try:
+        begun = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8"))["dtprof_version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it is being written, or damaged: readers say so
+    if begun == __version__:
+        return None
+    return f"this launcher is of dtprof {__version__}, the run that it joins of {begun}: install one version"
+
+
 def hosts_of(path: Path) -> list[str]:
     """Return this host and those whose launchers have joined the run."""
     joined = set()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dtprof import __version__
 from dtprof.errors import OutputError, UsageError
 from dtprof.launch import clock_probes, run_directory, run_joining
 from dtprof.records import paths
@@ -51,6 +52,16 @@ def test_launcher_of_the_same_job_joins(tmp_path: Path, monkeypatch: pytest.Monk
     run_directory.JoinedLauncher(run, ["train"])
     assert (run / "node-host-b").is_dir()
     assert "host-b" in run_directory.hosts_of(run)
+
+
+def test_a_launcher_of_another_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = created(tmp_path / "run")
+    assert run_directory.version_remark(run) is None
+    monkeypatch.setattr(run_directory, "__version__", "9.9")
+    said = f"this launcher is of dtprof 9.9, the run that it joins of {__version__}: install one version"
+    assert run_directory.version_remark(run) == said
+    (run / paths.MANIFEST).write_text("{")
+    assert run_directory.version_remark(run) is None
 
 
 @pytest.mark.usefixtures("rendezvous")
