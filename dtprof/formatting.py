@@ -156,6 +156,8 @@ def _format(value: float | None, units: tuple[tuple[int, str], ...]) -> str:
         return UNKNOWN
     size, unit = next((row for row in units if abs(value) >= row[0] * 0.9995), units[-1])
     number = value / size
+    if 0 < value < 0.5:
+        return f"<1 {unit}"  # not none: the mean of few a step
     if size == 1 or abs(number) >= 99.95:
         return f"{number:,.0f} {unit}"
     return f"{number:.1f} {unit}" if abs(number) >= 9.995 else f"{number:.2f} {unit}"

@@ -55,9 +55,17 @@ def test_times_have_three_digits_and_the_unit_that_suits(ns: int | None, expecte
 
 @pytest.mark.parametrize(
     ("nbytes", "expected"),
-    [(None, "-"), (16, "16 B"), (2048, "2.00 KiB"), (1 << 30, "1.00 GiB"), (466_526_208, "445 MiB")],
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (0.4, "<1 B"),
+        (16, "16 B"),
+        (2048, "2.00 KiB"),
+        (1 << 30, "1.00 GiB"),
+        (466_526_208, "445 MiB"),
+    ],
 )
-def test_sizes_are_binary(nbytes: int | None, expected: str) -> None:
+def test_sizes_are_binary(nbytes: float | None, expected: str) -> None:
     assert format_bytes(nbytes) == expected
 
 
