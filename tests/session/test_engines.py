@@ -162,7 +162,7 @@ def test_a_worker_that_is_killed_is_reported_with_the_way_out(*, forked: bool) -
 
 
 def test_a_lost_dask_worker_is_reported() -> None:
-    # A cluster of its own: on a busy host Dask starts what was killed late, or never, and other tests would wait for it.
+    # A cluster of its own: on a busy host Dask starts what was killed late, or never, and other tests would wait.
     with DaskWorkers(scheduler="", num=1) as workers, pytest.raises(WorkerLostError, match="Dask"):
         list(map_tasks(workers, signal.raise_signal, [signal.SIGKILL]))
 
