@@ -35,8 +35,6 @@ from dtprof.capture.string_entries import entry, timed_entry
 from dtprof.records import events, paths, writer
 from dtprof.records.replicas import REPLICA_GROUP
 
-NVIDIA_DRIVER = Path("/dev/nvidiactl")
-"""Is there where the driver of NVIDIA runs."""
 PR_SET_PTRACER = 0x59616D61
 NOT_OPERATIONS = {"check_for_nan"}
 """Operators of c10d that communicate nothing."""
@@ -266,7 +264,9 @@ def find_unusable_gpu() -> str | None:
     """Say that this machine has a GPU that this build of torch cannot use; None where it has none, or can."""
     import torch
 
-    if not NVIDIA_DRIVER.exists() or torch.version.cuda is not None:
+    from dtprof.capture.native import build
+
+    if not build.NVIDIA_DRIVER.exists() or torch.version.cuda is not None:
         return None
     return (
         f"torch {torch.__version__} is built without CUDA: the NVIDIA GPUs of this machine are not used. Where that is "

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dtprof.capture import arm
+from dtprof.capture.native import build
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def test_torch_without_cuda_beside_a_driver_is_a_note(
     driver = tmp_path / "nvidiactl"
     if has_driver:
         driver.touch()
-    monkeypatch.setattr(arm, "NVIDIA_DRIVER", driver)
+    monkeypatch.setattr(build, "NVIDIA_DRIVER", driver)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     note = arm.find_unusable_gpu()
     assert words in note if words and note else note is None

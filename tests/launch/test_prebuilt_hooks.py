@@ -122,6 +122,10 @@ def test_torch_with_nccl_has_a_copy_beside_the_library_that_is_compiled(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(build, "NCCL_HEADERS", ())
+    driver = tmp_path / "nvidiactl"
+    monkeypatch.setattr(build, "NVIDIA_DRIVER", driver)
+    assert build.ensure(HEADER, timeout_s=0)["library"] == str(library)  # no process can use NCCL here
+    driver.touch()
     assert build.ensure(HEADER, timeout_s=0)["library"] is None
     copied = build.library_path("2.9.1+cpu", HEADER)
     assert build.ensure(HEADER, timeout_s=60)["library"] == str(copied)

@@ -16,6 +16,7 @@ from dtprof.columns import distinct, median
 from dtprof.errors import UsageError
 from dtprof.formatting import format_bytes, list_ranks, plural
 from dtprof.intervals import Column, Floats, Mask
+from dtprof.job.axes import DEFAULT_GROUP
 from dtprof.records import events
 
 RANK, HOST, STAGE, OP, PHASE = "rank", "host", "stage", "op", "phase"
@@ -49,7 +50,7 @@ MIN_SIZES_RATIO = 4.0
 """Smallest ratio of sizes that separates a latency from a bandwidth."""
 DATA_PARALLEL = ("dp_replicate", "dp", "ddp", "fsdp", "dp_shard")
 """Axes that grow with the number of ranks; of several in a run the first."""
-WHOLE_JOB = ("default_pg",)
+WHOLE_JOB = (DEFAULT_GROUP,)
 """The group of all ranks: where no axis divides the model, they are replicas."""
 OF_MODEL = ("tp", "pp", "cp", "ep", "sp", "mp")
 MAX_GROWTH = 16

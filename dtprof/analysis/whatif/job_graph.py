@@ -18,6 +18,7 @@ from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.columns import median
 from dtprof.interning import Interned
 from dtprof.intervals import Column, Floats
+from dtprof.job.axes import axis_words
 
 DRAWS = 4
 _SEED = 11
@@ -212,7 +213,7 @@ def _add_members(nodes: _Nodes, line: RankLine, chain: Column, instance: Column,
     )
     for i, (op, group) in enumerate(pairs.tolist()):
         name, purpose = line.ops[op], line.groups[group]
-        names[op, group] = kinds.number(Kind(name=f"{name} {purpose}".strip(), op=name, group=purpose))
+        names[op, group] = kinds.number(Kind(name=f"{name} {axis_words(purpose)}".strip(), op=name, group=purpose))
         kind[which.reshape(-1) == i] = names[op, group]
     step = np.minimum(np.searchsorted(line.bounds[1:], line.issued, "left"), len(line.bounds) - 2)
     own = nodes.add(np.zeros(len(line.seq)), kind, line.rank, step)

@@ -37,6 +37,8 @@ NCCL_LIBRARY = "dtprof_nccl_events.so"
 """Beside the hook where torch has NCCL and the headers of both are installed; NCCL_REASON else says what is missing."""
 NCCL_CHECKSUM = "nccl_events.sha256"
 NCCL_REASON = "nccl_events.txt"
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
+"""There where processes can use a GPU of NVIDIA."""
 NCCL_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h", "nccl.h")
 NOT_FOUND = "was not found beside torch"
 """In the reason why there is no such library: it is compiled once the header is there."""
@@ -311,7 +313,8 @@ def ensure(schema_header: str, *, timeout_s: float) -> dict[str, str | None]:
     folder, version = torch
     answer: dict[str, str | None] = {"library": None, "torch": version, "reason": None}
     prebuilt = prebuilt_path(folder, version, schema_header)
-    if prebuilt is not None and not can_compile_nccl_events(folder):
+    # Where no rank can use NCCL, nobody waits a minute for a library that reads its events.
+    if prebuilt is not None and not (NVIDIA_DRIVER.exists() and can_compile_nccl_events(folder)):
         return answer | {"library": str(prebuilt)}
     try:
         library = library_path(version, schema_header)
