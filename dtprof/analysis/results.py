@@ -26,6 +26,8 @@ PARTS = (
     "idle",
 )
 """The exact partition of a step, in the order in which it is drawn."""
+MOST_GAIN = 0.999
+"""Of a step, that a rank is said to cost at most."""
 BUBBLE = "bubble"
 """The part that may be unknown where the others are known; its time is in exposed_wait, host or idle then."""
 PHASES = (
@@ -388,7 +390,10 @@ class StragglerResult:
     slowdown: float | None
     blame_ns_per_step: int | None
     lag_ns_per_step: int | None = None  # what a step would gain if it were like the others
-    lag_interval_ns_per_step: tuple[int, int] | None = None  # bounds of it; None: its steps were not replayed
+    replayed_lag_ns_per_step: int | None = (
+        None  # the same by a replay of steps without it; None: they were not replayed
+    )
+    replayed_lag_interval_ns_per_step: tuple[int, int] | None = None  # bounds of that
     together_ns_per_step: int | None = None  # the same if those listed before it were so, too
     slowdown_together: float | None = None
     since_step: int | None = None
@@ -399,13 +404,15 @@ class StragglerResult:
     waiters: tuple[Waiter, ...] = ()  # those who waited most
 
     @property
-    def slowdown_interval(self) -> tuple[float, float] | None:
-        """The slowdown at the bounds of the lag; None where there are none."""
-        if self.lag_interval_ns_per_step is None or not self.lag_ns_per_step or not self.slowdown:
+    def replayed_slowdown(self) -> tuple[float, float, float] | None:
+        """The slowdown by the replay, and its bounds; None where there is no replay."""
+        lag_ns, bounds = self.replayed_lag_ns_per_step, self.replayed_lag_interval_ns_per_step
+        if lag_ns is None or bounds is None or not self.lag_ns_per_step or not self.slowdown:
             return None
         step_ns = self.lag_ns_per_step / (1 - 1 / self.slowdown)
-        low, high = (step_ns / (step_ns - bound) for bound in self.lag_interval_ns_per_step)
-        return low, high
+        most_ns = MOST_GAIN * step_ns
+        found, low, high = (step_ns / (step_ns - min(each, most_ns)) for each in (lag_ns, *bounds))
+        return found, low, high
 
     @property
     def phase_words(self) -> str:

@@ -66,12 +66,16 @@ def test_it_shows_real_figures() -> None:
     assert "peak memory 3.00 GiB" in text
 
 
-def test_the_slowdown_stands_beside_its_bounds() -> None:
+def test_the_slowdown_stands_beside_that_of_a_replay_and_its_bounds() -> None:
     summary = summary_of(2, late_rank=1)
-    # A step of 100 ms, a lag of 10 ms: 100 / (100 - 5) = 1.05, 100 / (100 - 15) = 1.18.
-    straggler = replace(summary.stragglers[0], lag_interval_ns_per_step=(5 * MS, 15 * MS))
+    # Steps of 100 ms, a lag of 10 ms, 8 replayed: 100 / (100 - 8) = 1.09; bounds 100 / (100 - 5) = 1.05 and 1.18.
+    straggler = replace(
+        summary.stragglers[0],
+        replayed_lag_ns_per_step=8 * MS,
+        replayed_lag_interval_ns_per_step=(5 * MS, 15 * MS),
+    )
     words = " ".join(summary_text(replace(summary, stragglers=(straggler,))).split())
-    assert "slowdown 1.11x (1.05x to 1.18x), slow in backward since step 2" in words
+    assert "slowdown 1.11x (replayed 1.09x, 1.05x to 1.18x), slow in backward since step 2" in words
 
 
 def test_of_many_ranks_the_extremes_and_the_median_are_shown() -> None:

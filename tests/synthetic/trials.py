@@ -138,14 +138,15 @@ def _steps(job: Job, truth: Truth, summary: Summary) -> tuple[float, float]:
 
 
 def _lag_held(job: Job, truth: Truth, summary: Summary) -> bool | None:
-    bounds = summary.stragglers[0].lag_interval_ns_per_step
+    bounds = summary.stragglers[0].replayed_lag_interval_ns_per_step
     step, without = _steps(job, truth, summary)
     return None if bounds is None else bounds[0] <= step - without <= bounds[1]
 
 
 def _gain_error(job: Job, truth: Truth, summary: Summary) -> float | None:
     step, without = _steps(job, truth, summary)
-    found = summary.stragglers[-1].together_ns_per_step
+    own = summary.stragglers[-1]
+    found = own.together_ns_per_step if own.replayed_lag_ns_per_step is None else own.replayed_lag_ns_per_step
     return None if found is None else (found - (step - without)) / step
 
 

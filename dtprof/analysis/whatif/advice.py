@@ -11,7 +11,7 @@ from typing import Generic
 
 from dtprof.analysis.placed_ranks import RankTiming
 from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
-from dtprof.analysis.results import Advice, StragglerResult, Summary
+from dtprof.analysis.results import MOST_GAIN, Advice, StragglerResult, Summary
 from dtprof.analysis.run_summary import CollectDetails, Found, reduce_run, state_summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
 from dtprof.analysis.whatif.fixes import RANK, Fix, describe
@@ -29,8 +29,6 @@ MAX_RECORDS_OF_LAG = 1 << 16
 """Of the steps that are replayed without a straggler: a second of processor time."""
 MAX_READ_ONCE_MORE = 1_500_000
 """Records of a run that is read once more for that, in two or three seconds."""
-MOST_GAIN = 0.999
-"""Of a step: the bound of a lag is no whole step."""
 MAX_SHARE = 1 / 384
 """Of the records of a run that may be replayed where that is more: one costs some ten times what it costs to sum up."""
 
@@ -86,7 +84,7 @@ def summarise_closely_advised(
     known = prediction
     if prediction.replay_error is None and len(summary.stragglers) == 1:
         known = _replay_without(run, executor, surveys, used, summary.stragglers[0].rank) or prediction
-    stragglers = mend_lags(summary.stragglers, known)
+    stragglers = add_replayed_lag(summary.stragglers, known)
     return replace(summary, advice=state_advice(prediction), stragglers=stragglers), details, prediction
 
 
@@ -111,12 +109,13 @@ def _replay_without(
     return predict(run.name, source, [Fix(what=RANK, value=str(rank))], in_short=True)
 
 
-def mend_lags(listed: Sequence[StragglerResult], found: Prediction) -> tuple[StragglerResult, ...]:
-    """Return the only straggler with the lag that the replay of the run without it shows, and its bounds.
+def add_replayed_lag(listed: Sequence[StragglerResult], found: Prediction) -> tuple[StragglerResult, ...]:
+    """Return the only straggler with the lag that the replay of steps without it shows, and its bounds.
 
     What its work exceeds that of the others by over a step is more than a step would gain: at each of many collectives
     of a step another rank would have come last, and the more members there are, the later. Of several stragglers, of
     one that became slow after the replayed steps began, and where nothing is replayed, nothing is known of that.
+    The lag itself stays as it is: it is the same in live views, exports and verdicts, which replay nothing.
     """
     if len(listed) != 1 or found.steps is None or found.measured_step_ns is None:
         return tuple(listed)
@@ -126,15 +125,10 @@ def mend_lags(listed: Sequence[StragglerResult], found: Prediction) -> tuple[Str
     is_slow_throughout = own.since_step is not None and own.since_step <= found.steps[0]
     if scenario is None or scenario.gain is None or scenario.interval is None or not is_slow_throughout:
         return (own,)
-    if not 0 < scenario.gain < 1:
-        return (own,)
-    lag_ns = int(scenario.gain * found.measured_step_ns)
-    low, high = (int(min(max(bound, 0.0), MOST_GAIN) * found.measured_step_ns) for bound in scenario.interval)
-    slowdown = 1 / (1 - scenario.gain)
-    mended = replace(own, lag_ns_per_step=lag_ns, lag_interval_ns_per_step=(low, high), slowdown=slowdown)
-    if own.together_ns_per_step is not None:  # of one alone, it is the same
-        mended = replace(mended, together_ns_per_step=lag_ns, slowdown_together=slowdown)
-    return (mended,)
+    lag, low, high = (
+        int(min(max(share, 0.0), MOST_GAIN) * found.measured_step_ns) for share in (scenario.gain, *scenario.interval)
+    )
+    return (replace(own, replayed_lag_ns_per_step=lag, replayed_lag_interval_ns_per_step=(low, high)),)
 
 
 def _choose_steps(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> tuple[int, int] | str:

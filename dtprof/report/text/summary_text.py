@@ -343,8 +343,8 @@ def _straggler_lines(summary: Summary) -> list[str]:
 def _straggler(straggler: StragglerResult, world_size: int) -> str:
     cost = f", {waiting_words(straggler, world_size)}" if straggler.blame_ns_per_step is not None else ""
     slowdown = f", slowdown {straggler.slowdown:.2f}x" if straggler.slowdown else ""
-    if slowdown and (bounds := straggler.slowdown_interval):
-        slowdown += f" ({bounds[0]:.2f}x to {bounds[1]:.2f}x)"
+    if slowdown and (replayed := straggler.replayed_slowdown):
+        slowdown += " (replayed {:.2f}x, {:.2f}x to {:.2f}x)".format(*replayed)
     where = f", slow {straggler.phase_words}" if straggler.phase else ""
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
     cause = f": {straggler.cause}" if straggler.cause else ""
