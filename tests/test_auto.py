@@ -88,5 +88,5 @@ def test_place_that_cannot_be_written_is_one_line_and_the_program_runs(tmp_path:
     (tmp_path / "file").touch()
     job = run_in(tmp_path, [sys.executable, "-c", "import dtprof.auto; print('ran')"], DTPROF_OUTPUT="file/run")
     assert job.stdout == "ran\n"
-    assert job.stderr.startswith("dtprof: this process is not recorded: ")
+    assert job.stderr.startswith(f"dtprof: this job is not recorded: {tmp_path / 'file'} cannot be written to")
     assert len(job.stderr.splitlines()) == 1
