@@ -167,6 +167,19 @@ def test_a_lost_dask_worker_is_reported() -> None:
         list(map_tasks(workers, signal.raise_signal, [signal.SIGKILL]))
 
 
+def test_a_cluster_that_does_not_end_well_hides_no_error_of_the_work() -> None:
+    def fail() -> None:
+        raise AssertionError("can only join a started process")  # as Dask does of a worker that it starts again
+
+    def work() -> None:
+        with DaskWorkers(scheduler="", num=1) as workers:
+            workers._ending.callback(fail)
+            raise WorkerLostError("lost")
+
+    with pytest.raises(WorkerLostError, match="lost"):
+        work()
+
+
 def test_when_no_dask_worker_is_left_the_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_cluster, "LOOK_S", 0.1)
     with DaskWorkers(scheduler="", num=1) as workers:

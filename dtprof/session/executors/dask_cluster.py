@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -66,8 +66,13 @@ class DaskWorkers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Leave the cluster; end it where it was made here."""
-        self._ending.close()
+        """Leave the cluster; end it where it was made here.
+
+        What goes wrong in that is Dask's affair: it raises where a worker that was lost is being started again, and
+        the error of the work, or its result, would be lost. Workers that are left end with this process.
+        """
+        with suppress(Exception):
+            self._ending.close()
 
     def submit(self, work: Callable[[Task], Result], task: Task) -> "_Pending[Result]":
         """Hand over one task."""
