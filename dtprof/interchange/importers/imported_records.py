@@ -210,18 +210,6 @@ def number_in_group(group: Column, kind: Column) -> Column:
     return numbers
 
 
-def merge_intervals(begin: Column, end: Column) -> tuple[Column, Column]:
-    """Return begin and end of the times that any of the intervals covers."""
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], np.maximum.accumulate(end[order])
-    if not len(begin):
-        return begin, end
-    first = np.flatnonzero(np.r_[True, begin[1:] > end[:-1]])
-    found_begin, found_end = begin[first], end[np.r_[first[1:] - 1, len(end) - 1]]
-    covers = found_end > found_begin
-    return found_begin[covers], found_end[covers]
-
-
 def align_steps(ranks: Sequence[ImportedRank]) -> list[ImportedRank]:
     """Let all ranks begin with the same step, where steps are marked on all of them.
 

@@ -4,9 +4,8 @@ import re
 
 import numpy as np
 
-from dtprof.interchange.importers.imported_records import merge_intervals
 from dtprof.interchange.importers.kineto_events import KinetoTrace, TracedCall
-from dtprof.intervals import Column
+from dtprof.intervals import Column, union
 from dtprof.records import events
 
 STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
@@ -45,7 +44,7 @@ def host_phases(trace: KinetoTrace) -> list[tuple[str, Column, Column]]:
     spans = []
     for phase, calls in calls_of.items():
         times = np.array([(call.begin, call.end) for call in calls], np.int64).reshape(-1, 2) + trace.base_ns
-        spans.append((phase, *merge_intervals(times[:, 0], times[:, 1])))
+        spans.append((phase, *union(times).T))
     if not (events.FORWARD in calls_of and events.BACKWARD in calls_of):
         spans += [span for span in _passes(trace) if span[0] not in calls_of]
     return spans

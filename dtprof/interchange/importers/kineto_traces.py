@@ -23,7 +23,6 @@ from dtprof.interchange.importers.imported_records import (
     Importer,
     RecordBuilder,
     align_steps,
-    merge_intervals,
 )
 from dtprof.interchange.importers.kineto_communication import (
     NOT_RECORDED,
@@ -35,7 +34,7 @@ from dtprof.interchange.importers.kineto_events import KinetoTrace, Times, Trace
 from dtprof.interchange.importers.kineto_phases import STEP, host_phases, host_steps
 from dtprof.interchange.importers.parallel_reading import read_all
 from dtprof.interchange.importers.trace_stream import is_json
-from dtprof.intervals import Column
+from dtprof.intervals import Column, cover
 from dtprof.records import events
 
 FORMAT = "torch.profiler"
@@ -81,7 +80,7 @@ def read_kineto(path: Path) -> ImportedRank:
         phases = [(name, *_on_device(name, begin, end, trace, launched)) for name, begin, end in phases]
     else:
         ends = steps[1]
-        _add_busy(builder, events.HOST_BUSY, *_host_busy(trace))
+        builder.spans(events.HOST_BUSY, *cover(*_host_busy(trace)).T)
     operations = device_operations(trace, groups) if trace.uses_device else host_operations(trace, groups)
     builder.add(
         sorted(operations, key=lambda operation: operation.begin),
@@ -162,7 +161,7 @@ def _launch_of(trace: KinetoTrace, correlation: Column, begin: Column) -> Column
 def _add_device(builder: RecordBuilder, trace: KinetoTrace, launched: Column, steps: Column) -> Column:
     """Add when the device computed; return where steps end on it, the begin of the first before them."""
     begin, end, _ = trace.kernels.columns(trace.base_ns)
-    _add_busy(builder, events.DEVICE_BUSY, begin, end)
+    builder.spans(events.DEVICE_BUSY, *cover(begin, end).T)
     if not len(steps):
         return steps
     calls = trace.collectives
@@ -197,7 +196,8 @@ def _on_device(name: str, begin: Column, end: Column, trace: KinetoTrace, launch
     bounds = np.stack((first, last), axis=1).ravel()
     begins = np.minimum.reduceat(np.r_[kernel_begin[order], np.iinfo(np.int64).max], bounds)[::2]
     ends = np.maximum.reduceat(np.r_[kernel_end[order], 0], bounds)[::2]
-    return merge_intervals(begins, ends)
+    begins, ends = cover(begins, ends).T
+    return begins, ends
 
 
 def _host_busy(trace: KinetoTrace) -> tuple[Column, Column]:
@@ -216,10 +216,6 @@ def _host_busy(trace: KinetoTrace) -> tuple[Column, Column]:
 def _joined(parts: Sequence[Times], base_ns: int) -> tuple[Column, Column, Column]:
     begin, end, other = zip(*(part.columns(base_ns) for part in parts), strict=True)
     return np.concatenate(begin), np.concatenate(end), np.concatenate(other)
-
-
-def _add_busy(builder: RecordBuilder, name: str, begin: Column, end: Column) -> None:
-    builder.spans(name, *merge_intervals(begin, end))
 
 
 def _add_memory(builder: RecordBuilder, trace: KinetoTrace, ends: Column) -> None:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import ImportedRank
 
 MANY_BYTES = 32 << 20
@@ -24,21 +23,4 @@ def read_all(read: Callable[[Path], ImportedRank], files: Sequence[Path]) -> lis
     if processes < 2 or "fork" not in multiprocessing.get_all_start_methods() or size < MANY_BYTES:
         return [read(file) for file in files]
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        results = pool.map(_Reading(read), files, chunksize=1)
-    for result in results:
-        if isinstance(result, str):
-            raise NotATraceError(result)
-    return [result for result in results if isinstance(result, ImportedRank)]
-
-
-class _Reading:
-    """Reads a file in a process of its own, and brings the message of an error back."""
-
-    def __init__(self, read: Callable[[Path], ImportedRank]) -> None:
-        self._read = read
-
-    def __call__(self, file: Path) -> ImportedRank | str:
-        try:
-            return self._read(file)
-        except NotATraceError as error:
-            return str(error)
+        return pool.map(read, files, chunksize=1)

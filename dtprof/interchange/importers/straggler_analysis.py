@@ -20,10 +20,9 @@ from dtprof.interchange.importers.imported_records import (
     ImportedRun,
     Importer,
     RecordBuilder,
-    merge_intervals,
     number_in_group,
 )
-from dtprof.intervals import Column
+from dtprof.intervals import Column, cover
 from dtprof.records import events
 
 FORMAT = "StragglerAnalysis"
@@ -206,7 +205,7 @@ def _rank(rows: Rows, rank: int, lengths: tuple[Column, Column, Column], size: i
     if clips.any():
         builder.spans(events.USER_PHASE + CLIP_PHASE, begin[clips], rounded[clips])
     busy = np.isin(optypes, (*COMPUTE, *OPTIMIZER))
-    builder.spans(events.DEVICE_BUSY, *merge_intervals(begin[busy], end[busy]))
+    builder.spans(events.DEVICE_BUSY, *cover(begin[busy], end[busy]).T)
     acts = np.isin(optypes, list(COMPUTE))
     builder.spans(events.PP_STEP, *_extents(place[acts], begin[acts], end[acts])[1:], microbatch=1)
     _add_communication(builder, own, begin, rounded, groups, stage)

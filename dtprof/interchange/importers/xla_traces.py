@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
@@ -25,11 +24,10 @@ from dtprof.interchange.importers.imported_records import (
     Importer,
     RecordBuilder,
     align_steps,
-    merge_intervals,
 )
 from dtprof.interchange.importers.trace_stream import TraceFile, is_json
-from dtprof.interchange.importers.xplane_files import TraceEvent, is_xplane, read_events
-from dtprof.intervals import Column
+from dtprof.interchange.importers.xplane_files import XlaEvent, is_xplane, read_events
+from dtprof.intervals import Column, union
 from dtprof.records import events, schema
 
 FORMAT = "XLA"
@@ -47,18 +45,6 @@ _RESULT = re.compile(r"=\s*(\((?:[^()]|\([^()]*\))*\)|\S+)")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 NAMES = {"collective-broadcast": "broadcast", "ragged-all-to-all": "all_to_all"}
 NOT_RECORDED = "?"
-
-
-class XlaEvent(msgspec.Struct, gc=False):
-    """One event."""
-
-    ph: str = ""
-    name: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    pid: int | str | None = None
-    tid: int | str | None = None
-    args: Any = None
 
 
 @dataclass(kw_only=True)
@@ -147,14 +133,14 @@ def _read_json(path: Path) -> tuple[_Host, int]:
     return host, file.count
 
 
-def _sort(host: _Host, event: XlaEvent | TraceEvent, arguments: Mapping[str, Any]) -> None:
+def _sort(host: _Host, event: XlaEvent, arguments: Mapping[str, Any]) -> None:
     if event.ph == "M":
         _take_name(host, event, arguments)
     elif event.ph == "X" and abs(event.ts) < 1e15 and 0 <= event.dur < 1e15:
         _take(host, event, arguments)
 
 
-def _take_name(host: _Host, event: XlaEvent | TraceEvent, arguments: Mapping[str, Any]) -> None:
+def _take_name(host: _Host, event: XlaEvent, arguments: Mapping[str, Any]) -> None:
     name = arguments.get("name")
     if event.name == "process_name" and isinstance(name, str) and (match := _DEVICE.search(name)):
         host.processes[event.pid] = int(match[2])
@@ -162,7 +148,7 @@ def _take_name(host: _Host, event: XlaEvent | TraceEvent, arguments: Mapping[str
         host.step_lines.add((event.pid, event.tid))
 
 
-def _take(host: _Host, event: XlaEvent | TraceEvent, arguments: Mapping[str, Any]) -> None:
+def _take(host: _Host, event: XlaEvent, arguments: Mapping[str, Any]) -> None:
     times = (event.ts, event.ts + event.dur)
     step = arguments.get("step_num")
     if (event.pid, event.tid) in host.step_lines:
@@ -198,8 +184,7 @@ def _take(host: _Host, event: XlaEvent | TraceEvent, arguments: Mapping[str, Any
 def _rank(host: _Host, number: int, ordinal: int, rank: int, size: int) -> ImportedRank:
     device = host.devices[ordinal]
     builder = RecordBuilder()
-    computed = _whole_ns(device.computed)
-    builder.spans(events.DEVICE_BUSY, *merge_intervals(computed[:, 0], computed[:, 1]))
+    builder.spans(events.DEVICE_BUSY, *union(_whole_ns(device.computed)).T)
     steps = device.steps or host.steps
     first = min(steps, default=None)
     if steps:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.wire_format import Value, fields, numbers, real, signed, text
 
@@ -30,16 +32,16 @@ _ELEMENT_TYPES = (
 """By the numbers of xla.PrimitiveType."""
 
 
-class TraceEvent(NamedTuple):
-    """An event as the JSON of the same profile would have it, us from the first line on."""
+class XlaEvent(msgspec.Struct, gc=False):
+    """An event as the JSON of a profile has it, us; those of protobuf from the first line on."""
 
-    ph: str  # "M" for the name of a process or thread, "X" for an event
-    name: str
-    ts: float
-    dur: float
-    pid: int
-    tid: int
-    args: Mapping[str, Any]
+    ph: str = ""  # "M" for the name of a process or thread, "X" for an event
+    name: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: Any = None
 
 
 class _Plane(NamedTuple):
@@ -54,7 +56,7 @@ def is_xplane(head: bytes) -> bool:
     return head[:1] == bytes([_PLANE_FIELD]) and any(name in head for name in _PLANES)
 
 
-def read_events(path: Path) -> Iterator[TraceEvent]:
+def read_events(path: Path) -> Iterator[XlaEvent]:
     """Yield the events of a profile; those of a program have the text of their instruction as `long_name`.
 
     Raises:
@@ -69,7 +71,7 @@ def read_events(path: Path) -> Iterator[TraceEvent]:
         raise NotATraceError(f"{path} is damaged, or no xplane.pb of XLA's profiler: {error}") from None
 
 
-def _read_events(space: memoryview) -> Iterator[TraceEvent]:
+def _read_events(space: memoryview) -> Iterator[XlaEvent]:
     planes = [_plane(value) for number, value in fields(space) if number == 1 and not isinstance(value, int)]
     programs: dict[int, dict[str, str]] = {}
     for plane in planes:
@@ -78,9 +80,9 @@ def _read_events(space: memoryview) -> Iterator[TraceEvent]:
     # In ns, and of some devices since 1970: us since then would be too long for the fractions that they have.
     base = min((line.begin_ns for _, _, line in lines if line.events), default=0)
     for pid, plane in enumerate(planes):
-        yield TraceEvent("M", "process_name", 0, 0, pid, 0, {"name": plane.name})
+        yield XlaEvent("M", "process_name", 0, 0, pid, 0, {"name": plane.name})
     for tid, (pid, plane, line) in enumerate(lines):
-        yield TraceEvent("M", "thread_name", 0, 0, pid, tid, {"name": line.name})
+        yield XlaEvent("M", "thread_name", 0, 0, pid, tid, {"name": line.name})
         described = {key: _describe(value, plane.stats) for key, value in plane.events.items()}
         of_device = plane.name.startswith("/device:") and line.name in _OPERATIONS
         for event in line.events:
@@ -190,7 +192,7 @@ def _event(
     begin_us: float,
     programs: Mapping[int, Mapping[str, str]],
     of_device: bool,
-) -> TraceEvent:
+) -> XlaEvent:
     known, offset_ps, duration_ps = _UNKNOWN, 0, 0
     stats: dict[str, Any] = {}
     for number, value in fields(message):
@@ -210,7 +212,7 @@ def _event(
     program, op = arguments.get("program_id"), arguments.get("hlo_op")
     if isinstance(program, int) and isinstance(op, str) and op in (own := programs.get(program, {})):
         arguments["long_name"] = own[op]
-    return TraceEvent("X", known.name, begin_us + offset_ps / 1e6, duration_ps / 1e6, pid, tid, arguments)
+    return XlaEvent("X", known.name, begin_us + offset_ps / 1e6, duration_ps / 1e6, pid, tid, arguments)
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
