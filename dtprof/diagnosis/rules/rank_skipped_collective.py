@@ -193,7 +193,7 @@ def _skipped(
     never made before, by most, was skipped by a rank that goes on as all did then.
     """
     start = _anchor(reference, rank)
-    if start is None or _made_call_of_its_own(reference, rank):
+    if start is None or (_made_call_of_its_own(reference, rank) and not _has_left_loop(job, reference, rank)):
         return None
     if not is_usual and _made_call_of_its_own(rank, reference):
         return None
@@ -238,6 +238,7 @@ def _skipped(
             if not goes_on and keeps_pattern(theirs, there) is not True and (is_usual or keeps_pattern(ours, at)):
                 goes_on = (
                     _are_around_a_loop(job, (reference, a), (rank, b))
+                    or (a.done and b.done and _has_left_loop(job, reference, rank))
                     or _has_passed(job, (reference, a), (rank, b))
                     or (is_usual and there > 0 and _came_round(job, (reference, a), (rank, b), after=theirs[there - 1]))
                     or (
@@ -297,9 +298,9 @@ class _Program:
         """
         while at > 0 and _alike(self.operations[at - 1], self.operations[at]):
             at -= 1
-        if at == 0 or self._newest_like(at, before=at) is not None:
+        if at == 0 or self._newest(self.operations[at], before=at) is not None:
             return None
-        before = self._newest_like(at - 1, before=at - 1)
+        before = next(iter(self._places_like(at - 1)), None)
         return self.operations[before + 1] if before is not None else None
 
     def _pair(self, at: int, shift: int) -> tuple[Operation, Operation] | None:
@@ -326,9 +327,6 @@ class _Program:
         most = min(place, MAX_ALIKE)
         pairs = ((self.operations[place - 1 - i], self.operations[at - 1 - i]) for i in range(most))
         return next((i for i, (a, b) in enumerate(pairs) if not _alike(a, b)), most)
-
-    def _newest_like(self, at: int, *, before: int) -> int | None:
-        return self._newest(self.operations[at], before=before)
 
     def _newest(self, wanted: Operation, *, before: int) -> int | None:
         return next((i for i in range(before - 1, -1, -1) if _alike(self.operations[i], wanted)), None)
@@ -387,6 +385,15 @@ def _are_around_a_loop(job: JobState, inside: tuple[RankState, Operation], past:
     branches = {*there[0].branches}.difference(here.branches).union(*(place.branches for place in there[1:]))
     is_in_round = any(last >= y for last in ends) or any(place.loops for place in around)
     return not branches or not is_in_round or past[0].exhausted > inside[0].exhausted
+
+
+def _has_left_loop(job: JobState, inside: RankState, past: RankState) -> bool:
+    """Say whether a rank waits past the end of a loop of the source in which another rank waits.
+
+    Calls of both that met before, as the gathers of sharded parameters do wherever they come from, do not tell that.
+    """
+    here, there = inside.first_blocking, past.first_blocking
+    return here is not None and there is not None and _are_around_a_loop(job, (inside, here), (past, there))
 
 
 def _has_passed(job: JobState, before: tuple[RankState, Operation], past: tuple[RankState, Operation]) -> bool:
@@ -583,7 +590,7 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
     facts.append(f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{at_line(skipped.site)}")
     name = capitalised(culprits)
     words = f"{wait_words(tuple(sorted(waiting)))} in it"
-    if not waiting and skipped.on_device:  # it met another operation, and both completed: the group hangs later
+    if not waiting:  # it met another operation, and both completed: the group hangs later
         waiting = {
             rank.rank: next(o for o in rank.open_operations if o.group == skipped.group and not o.p2p)
             for rank in job.ranks.values()

@@ -16,11 +16,13 @@ from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.parting_calls import deviating_sites
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import at_position, checksum, group_tables, is_of_one_thread, line_of
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
+from dtprof.records.codes import DONE
 from dtprof.records.tables import Array
 
 MAX_SHIFT = 16
@@ -48,7 +50,7 @@ class Shift:
     """One rank against the reference."""
 
     at: int  # index of the first call that differs
-    by: int  # calls skipped (negative) or added (positive) by the rank
+    by: int | None  # calls skipped (negative) or added (positive) by the rank; None: added, how many is not known
 
 
 def find_shift(case: Case) -> list[Finding]:
@@ -261,6 +263,11 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
             for rank, own in codes.items()
             if (shift := _added_before_the_end(codes[reference], own, cut[reference], cut[rank])) is not None
         }
+    if not shifts and job.went_wrong:
+        # Of two ranks either may be the one whose calls are rare.
+        pairs = [(reference, rank) for rank in cut if rank != reference]
+        pairs += [(rank, reference) for _, rank in pairs if len(cut) == 2]
+        shifts = {b: shift for a, b in pairs if (shift := _added_up_to_the_end(cut[a], cut[b])) is not None}
     if not shifts and len(cut) > 2:
         shifts = {
             rank: shift
@@ -277,9 +284,11 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     first = min(shifts.values(), key=lambda shift: shift.at)
     culprits = tuple(sorted(rank for rank, shift in shifts.items() if shift == first))
     tie = 2 * len(culprits) >= len(tables)
-    if tie and len(tables) == 2 and _is_usual(cut[culprits[0]], first.at) and not _is_usual(cut[reference], first.at):
-        culprits, first, tie = (reference,), Shift(at=first.at, by=-first.by), False
-    elif tie and len(tables) == 2 and _has_steps(cut) and not _is_usual(cut[culprits[0]], first.at):
+    by = first.by
+    is_usual = _is_usual(cut[culprits[0]], first.at)
+    if by is not None and tie and len(tables) == 2 and is_usual and not _is_usual(cut[reference], first.at):
+        culprits, first, tie = (reference,), Shift(at=first.at, by=-by), False
+    elif tie and len(tables) == 2 and _has_steps(cut) and not is_usual:
         tie = False
     seq = start + first.at
     present = at_position(job.ranks, tables, seq)
@@ -414,6 +423,28 @@ def _added_before_the_end(reference: Codes, own: Codes, reference_table: Array, 
     return None
 
 
+def _added_up_to_the_end(reference: Array, own: Array) -> Shift | None:
+    """Find extra operations of a rank that has not come back to the usual ones before the job hung.
+
+    Calls of a line that the program rarely comes to met the usual ones of the others, as gathers of sharded parameters
+    do in a forward pass too many.
+    """
+    common = min(len(reference), len(own))
+    differs = np.flatnonzero(reference["line"][:common] != own["line"][:common])
+    if len(differs) < MIN_MISFITS or len(differs) != common - int(differs[0]):
+        return None
+    at = int(differs[0])
+    theirs, mine = reference[at], own[at]
+    met = theirs["op"] == mine["op"] and int(mine["op"]) in WITHOUT_ROOT
+    is_over = theirs["state"] == mine["state"] == DONE
+    follows = (reference["line"][:at][1:] == theirs["line"]) & (
+        reference["line"][:at][:-1] == reference["line"][at - 1]
+    )
+    times = [int((table["line"][:at] == row["line"]).sum()) for table, row in ((reference, theirs), (own, mine))]
+    is_usual = at > 0 and int(follows.sum()) >= MIN_HISTORY and times[1] < times[0]
+    return Shift(at=at, by=None) if met and is_over and is_usual else None
+
+
 def _more_rounds(reference: Codes, own: Codes, *, surplus: int) -> Shift | None:
     """Find calls at lines that all use which a rank makes more often before it comes to what all others end with."""
     if not surplus or len(own) != len(reference) + surplus:
@@ -451,16 +482,17 @@ def _finding(
 ) -> Finding:
     group = job.group(key)
     theirs, mine = _both_sides(present, culprits)
-    skipped = shift.by < 0
+    skipped = shift.by is not None and shift.by < 0
     what = (
         f"never made {theirs.op}{at_line(theirs.site)}{_step_words(theirs)}"
         if skipped
         else f"made an extra {mine.op}{at_line(mine.site)}{_step_words(mine)}"
     )
+    apart = "" if shift.by is None else f", {plural(abs(shift.by), 'call')} apart"
     finding = Finding(
         kind="rank-skipped-collective" if skipped and job.went_wrong else "step-mismatch",
         summary=f"{capitalised(culprits)} {what}. From #{seq} of {group_words(group)} on, ranks pair mismatched "
-        f"collectives, {abs(shift.by)} {'call' if abs(shift.by) == 1 else 'calls'} apart: results are invalid.",
+        f"collectives{apart}: results are invalid.",
         culprit_ranks=culprits,
         waiting_ranks=victims(job, set(culprits)) if job.went_wrong else (),
         confidence=_sure(tie=tie),
@@ -476,7 +508,14 @@ def _finding(
         ),
         advice=("Look for a branch, an early continue or an exception handler around the call on that rank.",),
     )
-    return _with_lines(finding, present)
+    finding = _with_lines(finding, present)
+    if shift.by is not None:
+        return finding
+    # The ranks are still in what they made alone.
+    now = {rank: o for rank in culprits if (o := job.ranks[rank].first_blocking) is not None}
+    callers = deviating_sites(job, now, next(rank for rank in present if rank not in culprits))
+    own = {rank: site for rank, site in callers.items() if site != now[rank].site}
+    return replace(finding, culprit_call_sites={**finding.culprit_call_sites, **own})
 
 
 def _optimizer_finding(

@@ -411,6 +411,39 @@ def test_a_rank_that_comes_round_a_loop_again_left_out_the_call_in_it(loops: tup
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
 
 
+def test_calls_of_a_pass_left_out_that_met_those_of_the_next_round_were_skipped() -> None:
+    """As under FSDP: the gathers of an evaluation on three ranks meet those of the training on the fourth."""
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    for rank in ranks:
+        last = "G18 G18 S18" if rank.rank == 2 else "G23 G23 R24"
+        calls = [*["G18", "G18", "S18", "S18"] * 4, *last.split()]
+        for i, call in enumerate(calls):
+            name = {"G": "all_gather", "S": "reduce_scatter", "R": "all_reduce"}[call[0]]
+            site = rank.site(name, line=int(call[1:]))
+            rank.op(name, 100 * i, 100 * i + 50 if i < len(calls) - 1 else None, step=i // 4, site=site, nbytes=8)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-skipped-collective", (2,), (0, 1, 3))
+    assert (finding.seq, finding.call_sites[0].line) == (16, 24)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_past_the_loop_whose_first_calls_there_met_those_of_the_loop_left_it(world_size: int) -> None:
+    ranks = [RankBuilder(rank, world_size, closed=False) for rank in range(world_size)]
+    for rank in ranks:
+        for t in range(0, 600, 100):
+            line = 20 if rank is ranks[-1] and t == 500 else 10
+            rank.op("all_gather", t, t + 9, site=rank.site("all_gather", line=line), nbytes=8)
+        name, line = ("all_reduce", 20) if rank is ranks[-1] else ("all_gather", 10)
+        rank.op(name, 600, site=rank.site(name, line=line), nbytes=8)
+
+    def place(_: str, line: int) -> SourcePlace:
+        return SourcePlace(in_loop=True, following=frozenset(), loops=LOOPS[line])
+
+    finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (world_size - 1,))
+    assert finding.seq == 5
+
+
 def test_where_nobody_waits_in_the_skipped_call_the_line_of_those_that_made_it_is_named() -> None:
     """Rank 0 raised in the call, as its peer met it with another: the finding shows both lines."""
     ranks = pair(3)

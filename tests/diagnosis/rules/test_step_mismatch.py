@@ -197,6 +197,38 @@ def test_a_forward_pass_too_many_is_recognised_by_its_line_though_the_job_fails_
     assert (finding.kind, finding.culprit_ranks, finding.seq) == (kind, culprits, seq)
 
 
+def sharded(*last: str, usual: str = "G18 G18 S19 S19", steps: int = 4) -> list[RankBuilder]:
+    """Return ranks that gather and scatter in steps, then make these calls; the last of them hangs."""
+    ranks = [RankBuilder(rank, len(last), closed=False) for rank in range(len(last))]
+    names = {"G": "all_gather", "S": "reduce_scatter", "R": "all_reduce"}
+    for rank, own in zip(ranks, last, strict=True):
+        calls = [*(usual.split() * steps), *own.split()]
+        for i, call in enumerate(calls):
+            ends = i < len(calls) - 1
+            site = rank.site(names[call[0]], line=int(call[1:]))
+            rank.op(names[call[0]], 100 * i, 100 * i + 50 if ends else None, step=i // 4, site=site, nbytes=8)
+    return ranks
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("usual", ["G18 G18 S19 S19", 5 * "G18 G18 S19 S19 " + "G23 G23 R24"])
+def test_calls_of_a_pass_too_many_that_met_the_usual_ones_are_extra_though_the_rank_hangs_in_it(
+    usual: str, world_size: int
+) -> None:
+    calls = ["G18 G18 S19"] * (world_size - 1)
+    finding = judge(sharded(*calls, "G23 G23 R24", usual=usual, steps=3), exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("step-mismatch", (world_size - 1,))
+    assert finding.seq == 3 * len(usual.split())
+    assert finding.culprit_call_sites[world_size - 1].line == 23
+    assert "calls apart" not in finding.summary
+
+
+@pytest.mark.parametrize("own", ["R23 R23 R24", "G18 G18 R24", "G23 G18 S24"])
+def test_calls_that_differ_in_operation_or_meet_again_are_no_pass_too_many(own: str) -> None:
+    job = build_job(sharded("G18 G18 S19", "G18 G18 S19", own), exit_status=None)
+    assert not [finding for finding in found_by("step_mismatch", job) if "extra" in finding.summary]
+
+
 def test_calls_of_a_thread_that_makes_no_steps_need_not_meet_in_the_same_step() -> None:
     def verdict(thread: int) -> str:
         ranks = [RankBuilder(rank, 3) for rank in range(3)]
