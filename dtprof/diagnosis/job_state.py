@@ -18,6 +18,7 @@ from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation, RankOperations
 from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.job.wait_graph import Wait, find_waits
+from dtprof.lint.program_order import SourcePlace
 from dtprof.records.oom_victims import OomVictim
 from dtprof.records.tables import (
     UNKNOWN_NS,
@@ -356,24 +357,6 @@ class Handler:
     line: int
     call: str  # the text of the line of the collective
     is_finally: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourcePlace:
-    """A line of the program's source, as it was when the job started."""
-
-    in_loop: bool  # of its function
-    following: frozenset[tuple[str, int]]  # functions called after it in its round of the loop or function, and lines
-    loops: tuple[tuple[int, int], ...] = ()  # first and last line of those around it in its function, innermost first
-    branches: tuple[tuple[int, int], ...] = ()  # the same of the branches it is in, which a rank may leave out
-    block: tuple[int, int] | None = None  # of a `with`: first and last line of what it is around
-    yields: int = 0  # line of the first `yield` of its function; 0: none
-    conditions: tuple[int, ...] = ()  # lines of the `if` and `match` it depends on in its function, innermost first
-    counted: tuple[int, ...] = ()  # those of the conditions that hang on counters of loops and on constants alone
-    fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
-    ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it
-    # and of `raise SystemExit`
-    handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
 
 @dataclass(frozen=True, kw_only=True)

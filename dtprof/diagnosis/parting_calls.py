@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from dtprof.diagnosis.blocked_ranks import call_sites
-from dtprof.diagnosis.job_state import JobState, RankState, SourcePlace
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
+from dtprof.lint.program_order import SourcePlace
 from dtprof.records.tables import Site
 
 ENDING = "raise"

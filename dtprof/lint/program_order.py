@@ -15,7 +15,7 @@ _LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramPlace:
+class SourcePlace:
     """A line of a program, seen in its function."""
 
     in_loop: bool
@@ -34,15 +34,15 @@ class ProgramPlace:
     handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
 
-def read_places(path: Path) -> dict[int, ProgramPlace]:
+def read_places(path: Path) -> dict[int, SourcePlace]:
     """Return the places of all statements of a file, by each of their lines.
 
     Raises:
         OSError, SyntaxError, ValueError, RecursionError, MemoryError: as of `read_tree`.
     """
-    places: dict[int, ProgramPlace] = {}
+    places: dict[int, SourcePlace] = {}
     tree, _ = read_tree(path)
-    _take(tree.body, ProgramPlace(in_loop=False, following=frozenset()), places, _find_counters(tree))
+    _take(tree.body, SourcePlace(in_loop=False, following=frozenset()), places, _find_counters(tree))
     return places
 
 
@@ -105,7 +105,7 @@ def _hangs_on(test: ast.expr, counters: frozenset[str]) -> bool:
 
 
 def _take(
-    statements: list[ast.stmt], after: ProgramPlace, places: dict[int, ProgramPlace], counters: frozenset[str]
+    statements: list[ast.stmt], after: SourcePlace, places: dict[int, SourcePlace], counters: frozenset[str]
 ) -> None:
     """Add the places of statements that follow one another, given what follows the last of them."""
     following = after.following
@@ -117,7 +117,7 @@ def _take(
         own = _find_counters(statement, counters) if isinstance(statement, SCOPES) else counters
         if isinstance(statement, SCOPES):
             lines = (node.lineno for node in ast.walk(statement) if isinstance(node, ast.Yield | ast.YieldFrom))
-            inside = ProgramPlace(in_loop=False, following=frozenset(), yields=min(lines, default=0))
+            inside = SourcePlace(in_loop=False, following=frozenset(), yields=min(lines, default=0))
         elif isinstance(statement, _LOOPS):
             loop = statement.lineno, statement.body[-1].end_lineno or statement.body[-1].lineno
             # The call of a later round is led past by what comes after it in the loop, too.

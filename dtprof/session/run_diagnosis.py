@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -96,8 +96,6 @@ def _diagnose_attempts(
         reads,
         _observe(run, reads, is_stalled=is_stalled),
         summarise=summarise,
-        find_handlers=lambda file: _read_source(Path(file), run, _read_handlers),
-        find_places=lambda file: _read_source(Path(file), run, _read_places),
     )
     last = judge(merge([evidence, *beside]))
     # In a hurry, the summary is that of the newest steps already.
@@ -184,48 +182,3 @@ def _summarise(run: reader.Run, executor: Executor) -> "Summary":
     from dtprof.analysis.run_summary import summarise
 
     return summarise(run.only_newest(recorded_ranks.MAX_COLLECTIVES), executor)
-
-
-def _read_source(file: Path, run: reader.Run, read: Callable[[Path], Mapping[int, _Fact]]) -> Mapping[int, _Fact]:
-    """Return facts of a source file by line; none where it cannot be read, or changed since the job started."""
-    from dtprof.lint.sources import UNREADABLE
-
-    try:
-        is_unchanged = file.is_file() and file.stat().st_mtime_ns < run.manifest.started_realtime_ns
-        return read(file) if file.suffix == ".py" and is_unchanged else {}
-    except UNREADABLE:
-        return {}
-
-
-def _read_places(file: Path) -> dict[int, facts.SourcePlace]:
-    """Return the places of the statements of a source file."""
-    from dtprof.lint.program_order import read_places
-
-    return {
-        line: facts.SourcePlace(
-            in_loop=place.in_loop,
-            following=place.following,
-            loops=place.loops,
-            branches=place.branches,
-            block=place.block,
-            yields=place.yields,
-            conditions=place.conditions,
-            counted=place.counted,
-            fixed_loops=place.fixed_loops,
-            ways_past=place.ways_past,
-            handler=place.handler,
-        )
-        for line, place in read_places(file).items()
-    }
-
-
-def _read_handlers(file: Path) -> dict[int, facts.Handler]:
-    """Return the exception handlers and finally blocks around the collectives of a source file."""
-    from dtprof.lint.linting import calls_in_handlers
-
-    return {
-        call.place.line: facts.Handler(
-            text=call.handler.text, line=call.handler.line, call=call.place.text, is_finally=call.is_finally
-        )
-        for call in calls_in_handlers(file)
-    }

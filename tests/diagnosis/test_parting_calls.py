@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState, SourcePlace, Stack
+from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.parting_calls import align_frames, frames_of
 from dtprof.diagnosis.verdict import decide
+from dtprof.lint.program_order import SourcePlace
 from dtprof.records.tables import CrashStack, ProcessExit, Site
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import CONNECTION_LOST, STEP, build_job

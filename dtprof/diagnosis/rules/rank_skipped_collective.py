@@ -9,7 +9,7 @@ import numpy as np
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words, places_of
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
-from dtprof.diagnosis.job_state import JobState, RankState, SourcePlace
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.diagnosis.parting_calls import (
     COUNTED,
@@ -26,6 +26,7 @@ from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import MAX_ALIKE, keeps_pattern, usual_operation
+from dtprof.lint.program_order import SourcePlace
 from dtprof.records import codes
 from dtprof.records.tables import Array, Site
 

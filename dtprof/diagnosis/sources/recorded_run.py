@@ -16,6 +16,7 @@ from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.job_state import main_stack
 from dtprof.diagnosis.sources.device_health import find_device_health
 from dtprof.diagnosis.sources.link_rates import find_link_rates
+from dtprof.diagnosis.sources.program_source import finder_of_handlers, finder_of_places
 from dtprof.diagnosis.sources.recorded_ranks import RankRead, stopped_on_hang_ns
 from dtprof.diagnosis.sources.starting_ranks import find_starting
 from dtprof.diagnosis.sources.waiting_launchers import find_earlier, find_rendezvous, find_unwaiting
@@ -86,8 +87,6 @@ def collect(
     host: HostState,
     *,
     summarise: Callable[[], "Summary"] | None,
-    find_handlers: Callable[[str], Mapping[int, facts.Handler]],
-    find_places: Callable[[str], Mapping[int, facts.SourcePlace]],
 ) -> facts.JobState:
     """Return the evidence of the newest attempt of a run.
 
@@ -95,8 +94,6 @@ def collect(
         reads: what the files of each rank hold.
         host: what this host knows of the processes.
         summarise: gives the summary, where a rule needs it; None: stragglers are not searched for.
-        find_handlers: gives the exception handlers around collectives of a source file, by line.
-        find_places: gives the places of the statements of a source file, by line.
     """
     job_facts = run.job_facts
     same_boot = job_facts.get("boot_id") == host.boot_id
@@ -151,8 +148,8 @@ def collect(
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_links=functools.cache(lambda: find_link_rates(run.path, {rank.host for rank in ranks})),
         find_device_health=functools.cache(lambda: find_device_health(run.path, ranks, boots)),
-        find_handlers=functools.cache(find_handlers),
-        find_place=_finder_of_places(functools.cache(find_places)),
+        find_handlers=finder_of_handlers(run.manifest.started_realtime_ns),
+        find_place=finder_of_places(run.manifest.started_realtime_ns),
         problems=tuple(problems),
         starting=find_starting(
             run.exit_records.stacks.values(),
@@ -164,12 +161,6 @@ def collect(
         earlier_hosts=find_earlier(run.path, rendezvous),
         asleep_s=_time_asleep(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
     )
-
-
-def _finder_of_places(
-    find_places: Callable[[str], Mapping[int, facts.SourcePlace]],
-) -> Callable[[str, int], facts.SourcePlace | None]:
-    return lambda file, line: find_places(file).get(line)
 
 
 def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.RankState]:

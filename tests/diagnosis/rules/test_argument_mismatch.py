@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState, SourcePlace
+from dtprof.diagnosis.job_state import JobState
+from dtprof.lint.program_order import SourcePlace
 from dtprof.report.text.verdict_text import verdict_text
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, gradients, judge, kinds_after_success, ranks_in_step

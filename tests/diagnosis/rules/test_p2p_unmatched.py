@@ -3,9 +3,10 @@
 import pytest
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.job_state import JobState, SourcePlace
+from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rules.p2p_unmatched import find_omitted
 from dtprof.diagnosis.verdict import decide
+from dtprof.lint.program_order import SourcePlace
 from tests.diagnosis.judging import build_job, found_by, message, pair
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState, SourcePlace
+from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.verdict import decide
+from dtprof.lint.program_order import SourcePlace
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import (
     CONNECTION_LOST,

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.job_state import JobState, SourcePlace
+from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rules.step_mismatch import find_apart
+from dtprof.lint.program_order import SourcePlace
 from dtprof.records import events
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, kinds_after_success

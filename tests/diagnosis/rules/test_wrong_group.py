@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState, SourcePlace
+from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.verdict import decide
+from dtprof.lint.program_order import SourcePlace
 from dtprof.records import events
 from dtprof.records.member_checksums import checksum_of
 from tests.builders import RankBuilder
