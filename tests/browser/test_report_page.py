@@ -12,8 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from dtprof.analysis.results import GroupResult, Summary, Timeline, TimelineBar
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import load_report
-from dtprof.report.pages.page_documents import render_documents
-from dtprof.report.pages.page_panels import panel_names
+from dtprof.report.pages.page_panels import panel_names, render_documents
 from tests.browser.conftest import Page, axe_findings
 from tests.report.example_closeups import hang_of, source_of
 from tests.report.example_summaries import MS, empty_summary, summary_of

@@ -17,8 +17,7 @@ from dtprof.monitor.web import page_feed as feed_module
 from dtprof.monitor.web.page_feed import DIAGNOSE_EVERY_S, REFRESH_EVERY_S, REFRESH_SHARE, DiagnoseRun, Feed
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import Dashboard, load_report
-from dtprof.report.pages.page_documents import Document, render_page
-from dtprof.report.pages.page_panels import panel_names
+from dtprof.report.pages.page_panels import Document, panel_names, render_page
 from dtprof.session.run_diagnosis import diagnose_run
 from tests import builders
 from tests.builders import RankBuilder

@@ -17,9 +17,8 @@ from dtprof.errors import OutputError
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.html_file import is_own_report, render_html, write_html
 from dtprof.report.pages.page_dashboard import Dashboard, load_dashboard, load_report
-from dtprof.report.pages.page_documents import render_documents
 from dtprof.report.pages.page_markup import Markup, element, join
-from dtprof.report.pages.page_panels import panel_names
+from dtprof.report.pages.page_panels import panel_names, render_documents
 from tests.report.example_closeups import hang_of, source_of
 from tests.report.example_summaries import empty_summary, summary_of
 

@@ -27,7 +27,7 @@ from dtprof.monitor.web.now_table import render_now
 from dtprof.records.reader import Run, open_run
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import Dashboard
-from dtprof.report.pages.page_documents import Document, render_page
+from dtprof.report.pages.page_panels import Document, render_page
 
 POLL_EVERY_S, POLL_SHARE = 0.5, 0.003
 """How often a request reads the new records, and the share of the time that may take."""

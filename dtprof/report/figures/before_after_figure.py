@@ -5,11 +5,10 @@ from typing import Any
 from dtprof.analysis.results import TimelineBar
 from dtprof.analysis.whatif.replayed_steps import ReplayedStep
 from dtprof.report.figures.change_gains_figure import find_prediction
-from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, name_rows, new_figure, rank_names
 from dtprof.report.figures.figure_numbers import format_duration
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
-from dtprof.report.figures.plot import new_trace
 
 ROW_PX = 26
 GAP = 1.4
@@ -49,15 +48,12 @@ def draw_before_after(source: Source) -> Drawing | Nothing:
             yref="y",
             showarrow=False,
         )
-    figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=[top + row for step, top in placed for row in range(len(step.ranks))],
-        ticktext=[f"rank {rank}" for step, _ in placed for rank in step.ranks],
-        range=[offset + len(after.ranks) - 0.4, -1.5],
-        fixedrange=True,
-        showgrid=False,
-        ticks="",
+    name_rows(
+        figure,
+        [top + row for step, top in placed for row in range(len(step.ranks))],
+        rank_names([rank for step, _ in placed for rank in step.ranks]),
+        bottom=offset + len(after.ranks) - 0.4,
+        top=-1.5,
     )
     gain = 1 - after.step_ns / before.step_ns if before.step_ns else 0.0
     return Drawing(
@@ -80,22 +76,17 @@ def draw_before_after(source: Source) -> Drawing | Nothing:
     )
 
 
-def _bars(kind: str, placed: list[tuple[ReplayedStep, float]]) -> dict[str, Any]:
+def _bars(kind: str, placed: list[tuple[ReplayedStep, float]]) -> Any:
     mine: list[tuple[TimelineBar, float, str]] = []
     for step, top in placed:
         row_of = {rank: row for row, rank in enumerate(step.ranks)}
         mine += [(bar, top + row_of[bar.rank], step.title) for bar in step.intervals if bar.kind == kind]
-    return new_trace(
-        "bar",
-        name=as_label(hue_of(kind).label or kind),
-        meta=kind,
-        orientation="h",
+    return bars(
+        as_label(hue_of(kind).label or kind),
+        kind,
+        [row for _, row, _ in mine],
+        [(bar.end_ns - bar.begin_ns) / 1e6 for bar, _, _ in mine],
+        [as_label(f"{bar.label}\n{title}") for bar, _, title in mine],
         base=[bar.begin_ns / 1e6 for bar, _, _ in mine],
-        x=[(bar.end_ns - bar.begin_ns) / 1e6 for bar, _, _ in mine],
-        y=[row for _, row, _ in mine],
         width=0.86,
-        marker=marker(kind),
-        hoverinfo="text",
-        hovertext=[as_label(f"{bar.label}\n{title}") for bar, _, title in mine],
-        textposition="none",
     )

@@ -9,7 +9,7 @@ import numpy as np
 from dtprof.analysis.memory.device_series import DeviceSeries, NodeSeries, extremes_of, mean_busy, spread_of
 from dtprof.formatting import plural
 from dtprof.intervals import Floats
-from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, axis_below, new_figure
 from dtprof.report.figures.figure_numbers import SIZES, choose_unit, format_bytes, format_share
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
@@ -59,14 +59,8 @@ def draw_devices(source: Source) -> Drawing | Nothing:
     for row, quantity in enumerate(quantities):
         scale, title = _scale(quantity, lines)
         top = 1 - row * share
-        layout["yaxis" if not row else f"yaxis{row + 1}"] = {
-            "domain": [max(0.0, top - share + GAP), top],
-            "title": {"text": title, "standoff": TITLE_STANDOFF},
-            "rangemode": "tozero",
-            "zeroline": False,
-            "automargin": True,
-            "nticks": 5,
-        } | ({"range": [0, 101]} if quantity == "busy" else {})
+        axis = axis_below(title, (max(0.0, top - share + GAP), top), num_ticks=5)
+        layout["yaxis" if not row else f"yaxis{row + 1}"] = axis | ({"range": [0, 101]} if quantity == "busy" else {})
         for line in lines:
             if quantity in line.values:
                 first = next(name for name in quantities if name in line.values)

@@ -76,7 +76,7 @@ def marker(name: str) -> dict[str, Any]:
 def bars(
     name: str,
     hue: str,
-    places: Sequence[Any],
+    places: Any,
     lengths: Sequence[float] | Any,
     hover: Sequence[str],
     *,
@@ -108,6 +108,32 @@ def stack_bars(figure: Plot, *, gap: float, lying: bool = True) -> None:
     else:
         figure.update_yaxes(rangemode="tozero")
         figure.update_xaxes(showgrid=False, nticks=33)
+
+
+def name_rows(figure: Plot, places: Sequence[float], names: Sequence[str], *, bottom: float, top: float) -> None:
+    """Name the rows of a chart of intervals, whose bars lie where they were; `top` and `bottom` are its edges."""
+    figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=places,
+        ticktext=names,
+        range=[bottom, top],
+        fixedrange=True,
+        showgrid=False,
+        ticks="",
+    )
+
+
+def axis_below(title: str, domain: tuple[float, float], *, num_ticks: int) -> dict[str, Any]:
+    """Return a further vertical axis, which takes a part of the height of the plot."""
+    return {
+        "domain": domain,
+        "title": {"text": title, "standoff": TITLE_STANDOFF},
+        "rangemode": "tozero",
+        "zeroline": False,
+        "automargin": True,
+        "nticks": num_ticks,
+    }
 
 
 def rank_names(ranks: Sequence[int]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from dtprof.formatting import plural
 from dtprof.job.axes import purpose_of
-from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, new_figure
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration, format_share
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.plot import new_trace
@@ -39,20 +39,15 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
     shares = [[group.spread_ns[position] / unit.size for group in groups] for position in range(len(TICKS))]
     low, median, high, highest = shares
     figure.add_trace(
-        new_trace(
-            "bar",
-            name=f"{TICKS[0]} to {TICKS[2]}",
-            meta="exposed_wait",
-            orientation="h",
+        bars(
+            f"{TICKS[0]} to {TICKS[2]}",
+            "exposed_wait",
+            names,
+            [last - first for first, last in zip(low, high, strict=True)],
+            hover,
             base=low,
-            x=[last - first for first, last in zip(low, high, strict=True)],
-            y=names,
             width=0.4,
             opacity=0.45,
-            marker=marker("exposed_wait"),
-            hoverinfo="text",
-            hovertext=hover,
-            textposition="none",
         )
     )
     for name, symbol, at in ((TICKS[1], "line-ns", median), (TICKS[3], "diamond", highest)):

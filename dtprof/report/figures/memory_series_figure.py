@@ -4,7 +4,7 @@ from dtprof.analysis.memory.memory_series import MemorySeries, SampleSeries
 from dtprof.analysis.results import PHASES, MemoryFormula, MemoryGrowth
 from dtprof.analysis.steps.phase_series import StepPhases
 from dtprof.records import events
-from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, marker, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, axis_below, bars, new_figure
 from dtprof.report.figures.figure_numbers import DURATIONS, SIZES, Unit, choose_unit, format_bytes, format_duration
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
@@ -145,37 +145,27 @@ def _add_phases(figure: Plot, phases: StepPhases) -> None:
             continue
         took, hue = phases.mean_ns[name], hue_of(name)
         figure.add_trace(
-            new_trace(
-                "bar",
-                name=hue.label,
-                meta=name,
-                yaxis="y2",
-                x=middle,
-                y=(took / unit.size).round(4),
-                width=phases.last - phases.first + 1,
-                marker=marker(name),
-                hoverinfo="text",
-                hovertext=[
+            bars(
+                hue.label,
+                name,
+                middle,
+                (took / unit.size).round(4),
+                [
                     f"<b>{hue.label}</b><br>{format_duration(value)} of step {first}"
                     + ("" if first == last else f" to {last}, each")
                     for value, first, last in zip(
                         took.tolist(), phases.first.tolist(), phases.last.tolist(), strict=True
                     )
                 ],
-                textposition="none",
+                lying=False,
+                yaxis="y2",
+                width=phases.last - phases.first + 1,
             )
         )
     figure.update_layout(
         barmode="stack",
         yaxis={"domain": _ABOVE},
-        yaxis2={
-            "domain": _BELOW,
-            "title": {"text": f"phases ({unit.name})", "standoff": TITLE_STANDOFF},
-            "rangemode": "tozero",
-            "zeroline": False,
-            "automargin": True,
-            "nticks": 4,
-        },
+        yaxis2=axis_below(f"phases ({unit.name})", _BELOW, num_ticks=4),
         xaxis={"anchor": "y2"},
     )
 

@@ -6,11 +6,11 @@ from typing import Any
 from dtprof.analysis.pipeline.bubbles import has_unknown_bubble
 from dtprof.analysis.pipeline.schedule_chart import ChartAction, PipelineChart
 from dtprof.analysis.results import Summary
-from dtprof.report.figures.drawing import Drawing, Nothing, marker, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, bars, marker, name_rows, new_figure
 from dtprof.report.figures.figure_numbers import NBSP, format_duration
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
-from dtprof.report.figures.plot import Plot, new_trace
+from dtprof.report.figures.plot import Plot
 
 KINDS = {
     "F": ("forward", "forward"),
@@ -94,22 +94,18 @@ def draw_pipeline(source: Source) -> Drawing | Nothing:
 
 def _bubbles(name: str, num: int, top: float, length_ns: int) -> Any:
     """Draw the whole window of each rank as a bubble; its actions are drawn over it."""
-    return new_trace(
-        "bar",
-        name=hue_of("bubble").label,
+    hue = hue_of("bubble")
+    return bars(
+        hue.label,
+        "bubble",
+        [top + row for row in range(num)],
+        [length_ns / 1e6] * num,
+        [f"<b>{hue.label}</b><br>{hue.meaning}"] * num,
         legendgroup="bubble",
         showlegend=name == "measured",
-        meta="bubble",
-        orientation="h",
         base=[0.0] * num,
-        x=[length_ns / 1e6] * num,
-        y=[top + row for row in range(num)],
         width=0.86,
-        marker=marker("bubble"),
         opacity=0.55,
-        hoverinfo="text",
-        hovertext=[f"<b>{hue_of('bubble').label}</b><br>{hue_of('bubble').meaning}"] * num,
-        textposition="none",
     )
 
 
@@ -117,16 +113,19 @@ def _bars(
     name: str, kind: str, actions: Sequence[ChartAction], top: float, row_of: dict[int, int], numbered: bool
 ) -> Any:
     hue, meaning = KINDS[kind]
-    return new_trace(
-        "bar",
-        name=f"{kind}{NBSP}{meaning}",
+    return bars(
+        f"{kind}{NBSP}{meaning}",
+        hue,
+        [top + row_of[action.rank] for action in actions],
+        [(action.end_ns - action.begin_ns) / 1e6 for action in actions],
+        [
+            f"<b>{meaning} of microbatch {action.microbatch}</b>, {name}<br>stage {action.stage} on rank {action.rank}"
+            f"<br>{format_duration(action.end_ns - action.begin_ns)}, from {format_duration(action.begin_ns)}"
+            for action in actions
+        ],
         legendgroup=kind,
         showlegend=name == "measured",
-        meta=hue,
-        orientation="h",
         base=[action.begin_ns / 1e6 for action in actions],
-        x=[(action.end_ns - action.begin_ns) / 1e6 for action in actions],
-        y=[top + row_of[action.rank] for action in actions],
         width=0.86,
         marker={**marker(hue), "line": {"width": 1, "color": "rgba(255,255,255,0.55)"}},
         customdata=[action.rank for action in actions],
@@ -136,12 +135,6 @@ def _bars(
         textangle=0,
         textfont={"size": 11, "color": "#ffffff" if hue != "weight_gradient" else "#10233c"},
         constraintext="inside",
-        hoverinfo="text",
-        hovertext=[
-            f"<b>{meaning} of microbatch {action.microbatch}</b>, {name}<br>stage {action.stage} on rank {action.rank}"
-            f"<br>{format_duration(action.end_ns - action.begin_ns)}, from {format_duration(action.begin_ns)}"
-            for action in actions
-        ],
     )
 
 
@@ -152,19 +145,9 @@ def _name_rows(figure: Plot, chart: PipelineChart, shown: Sequence[tuple[str, Se
             places.append(top + row)
             stage = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
             names.append(f"{stage}  <b>rank {rank}</b>")
-    bottom = max(places) + 0.55
     # On a narrow screen Plotly would shrink each label for itself, some to a speck.
     figure.update_layout(uniformtext={"mode": "hide", "minsize": LEAST_LABEL_PX})
-    figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=places,
-        ticktext=names,
-        range=[bottom, -0.75],
-        fixedrange=True,
-        showgrid=False,
-        ticks="",
-    )
+    name_rows(figure, places, names, bottom=max(places) + 0.55, top=-0.75)
     figure.update_xaxes(range=[0, max(chart.planned_ns, chart.measured_ns) / 1e6 * 1.005])
     for name, _, top in shown:
         figure.add_annotation(

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtprof.analysis.results import PHASES, Summary, Timeline, TimelineBar
-from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, name_rows, new_figure
 from dtprof.report.figures.figure_numbers import format_duration
 from dtprof.report.figures.palette import HUES, hue_of
-from dtprof.report.figures.plot import Plot, new_trace
+from dtprof.report.figures.plot import Plot
 
 LANES = ("phases", "communication")
 RANK_PITCH = 2.5
@@ -40,7 +40,6 @@ def draw_timeline(summary: Summary) -> Drawing | Nothing:
     )
     for kind in _kinds(timeline.intervals):
         figure.add_trace(_bars(kind, timeline.intervals, ranks))
-    figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
     _name_lanes(figure, ranks)
     figure.update_xaxes(range=[0, timeline.end_ns / 1e6])
     return Drawing(
@@ -77,19 +76,14 @@ def _kinds(intervals: Sequence[TimelineBar]) -> list[str]:
 def _bars(kind: str, intervals: Sequence[TimelineBar], ranks: Sequence[int]) -> Any:
     row_of = {rank: position for position, rank in enumerate(ranks)}
     mine = [interval for interval in intervals if interval.kind == kind]
-    return new_trace(
-        "bar",
-        name=as_label(hue_of(kind).label or kind),
-        meta=kind,
-        orientation="h",
+    return bars(
+        as_label(hue_of(kind).label or kind),
+        kind,
+        [row_of[interval.rank] * RANK_PITCH + (interval.lane == LANES[1]) for interval in mine],
+        [(interval.end_ns - interval.begin_ns) / 1e6 for interval in mine],
+        [as_label(interval.label) for interval in mine],
         base=[interval.begin_ns / 1e6 for interval in mine],
-        x=[(interval.end_ns - interval.begin_ns) / 1e6 for interval in mine],
-        y=[row_of[interval.rank] * RANK_PITCH + (interval.lane == LANES[1]) for interval in mine],
         width=0.92,
-        marker=marker(kind),
-        hoverinfo="text",
-        hovertext=[as_label(interval.label) for interval in mine],
-        textposition="none",
     )
 
 
@@ -105,15 +99,7 @@ def _name_lanes(figure: Plot, ranks: Sequence[int]) -> None:
     else:
         places = [position * RANK_PITCH + 0.5 for position in range(0, len(ranks), every)]
         names = [f"rank {rank}" for rank in ranks[::every]]
-    figure.update_yaxes(
-        tickmode="array",
-        tickvals=places,
-        ticktext=names,
-        range=[len(ranks) * RANK_PITCH - 0.9, -0.6],
-        fixedrange=True,
-        showgrid=False,
-        ticks="",
-    )
+    name_rows(figure, places, names, bottom=len(ranks) * RANK_PITCH - 0.9, top=-0.6)
 
 
 def _describe(timeline: Timeline, ranks: Sequence[int], time_error_ns: int | None) -> str:

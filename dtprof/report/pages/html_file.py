@@ -22,8 +22,8 @@ from dtprof.errors import OutputError
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import HUES
 from dtprof.report.pages.page_dashboard import Dashboard, Panel, dashboards_folder
-from dtprof.report.pages.page_documents import Document, render_documents
 from dtprof.report.pages.page_markup import Markup, element, join
+from dtprof.report.pages.page_panels import Document, render_documents
 
 GENERATOR = "dtprof report"
 SCRIPTS = ("plots.js", "mosaic.js", "grid.js", "tracks.js", "tables.js", "page.js")

@@ -1,4 +1,11 @@
-"""Every panel that a page can name, and how its content is written."""
+"""Every panel that a page can name, and its contents as a document, for the file and for the live pages alike.
+
+A document is what a panel shows: markup (a text), and at most one drawing for the browser, JSON:
+`{"plotly": FIGURE}`, `{"grid": ...}` (the ranks, grid.js) or `{"tracks": ...}` (the whole run, tracks.js). The markup
+holds everything but drawings, so that a page can be read without a script. `dtprof report` embeds drawings by anchor
+in one compressed script element; whoever serves pages sends the same documents, and `dtprof.update(DOCUMENTS)` of
+page.js replaces the panels that changed without losing zoom or selection.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +31,8 @@ from dtprof.report.pages.page_tables import render_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Content:
-    """The contents of a panel: markup, and data for the browser in the form that page_documents.py describes."""
+class Document:
+    """The contents of one panel."""
 
     markup: Markup
     drawing: Mapping[str, Any] | None = None
@@ -36,21 +43,31 @@ def panel_names() -> list[str]:
     return [*FIGURES, *_DRAWN, *_SECTIONS]
 
 
-def render_panel(panel: Panel, source: Source, pages: Sequence[Dashboard]) -> Content:
-    """Return the content of one panel; `pages` are those it may link to."""
+def render_documents(source: Source, pages: Sequence[Dashboard]) -> dict[str, Document]:
+    """Return the document of every panel of these pages, by its anchor."""
+    return {anchor: document for page in pages for anchor, document in render_page(page, source, pages).items()}
+
+
+def render_page(page: Dashboard, source: Source, pages: Sequence[Dashboard]) -> dict[str, Document]:
+    """Return the document of every panel of one of these pages, by its anchor."""
+    return {panel.anchor: _render_panel(panel, source, pages) for panel in page.panels}
+
+
+def _render_panel(panel: Panel, source: Source, pages: Sequence[Dashboard]) -> Document:
+    """Return the document of one panel; `pages` are those it may link to."""
     if panel.name in FIGURES:
         return _render_figure(panel, FIGURES[panel.name](source))
     if panel.name in _DRAWN:
         drawn = _DRAWN[panel.name](panel, source)
         if isinstance(drawn, Nothing):
-            return Content(markup=render_nothing(drawn))
-        return Content(markup=drawn[0], drawing=drawn[1])
-    return Content(markup=_SECTIONS[panel.name](panel, source, pages))
+            return Document(markup=render_nothing(drawn))
+        return Document(markup=drawn[0], drawing=drawn[1])
+    return Document(markup=_SECTIONS[panel.name](panel, source, pages))
 
 
-def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Content:
+def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Document:
     if isinstance(drawn, Nothing):
-        return Content(markup=render_nothing(drawn))
+        return Document(markup=render_nothing(drawn))
     markup = element(
         "figure",
         element(
@@ -70,7 +87,7 @@ def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Content:
         element("figcaption", drawn.sentence),
         render_numbers(panel.title, drawn.columns, drawn.rows),
     )
-    return Content(markup=markup, drawing={"plotly": drawn.plot.as_json()})
+    return Document(markup=markup, drawing={"plotly": drawn.plot.as_json()})
 
 
 _DRAWN: dict[str, Callable[[Panel, Source], tuple[Markup, Mapping[str, Any]] | Nothing]] = {
