@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def row(found: dict[str, Any]) -> str:
     hooks = [found["calls, native hook"], found["calls, python hook"]]
     trained = found["frameworks"]
     cells = [
-        "compiled" if found["compiled"] else "of the wheel",
+        _hook(found),
         *(_counted(hook) for hook in hooks),
         str(len({*hooks[0]["refused by torch"], *hooks[1]["refused by torch"]})),
         "; ".join([f"{trained['steps']} steps", *trained["refused by torch"], *trained["problems"]]),
@@ -83,6 +84,14 @@ def row(found: dict[str, Any]) -> str:
         "named" if found["hang"] == HANG else json.dumps(found["hang"]),
     ]
     return f"{versions} {' | '.join(cells)} |"
+
+
+def _hook(found: dict[str, Any]) -> str:
+    if found.get("no hook"):
+        return f"none: {found['no hook']}"
+    origin = "compiled" if found["compiled"] else "of the wheel"
+    is_loaded = found["calls, native hook"]["hook"] == "native"
+    return origin if is_loaded else f"{origin}, not loaded: the Python hook took its place"
 
 
 def _counted(hook: dict[str, Any]) -> str:
@@ -103,7 +112,7 @@ def main() -> int:
     parser.add_argument("--wheel", type=Path, help="the wheel to try (default: the sources)")
     parser.add_argument("--folder", type=Path, default=Path(".make/matrix"), help="where the environments are made")
     parser.add_argument(
-        "--write", type=Path, metavar="PAGE", help="put the rows of all pairs tried so far into this page"
+        "--write", type=Path, metavar="PAGE", help="put the rows of all pairs tried so far into the table of this page"
     )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -116,14 +125,27 @@ def main() -> int:
         kept.write_text(json.dumps(found, indent=1), encoding="utf-8")
     if given.write:
         text = given.write.read_text(encoding="utf-8")
-        before, rest = text.split(BEGIN)
-        rows = "\n".join([HEADER, *(row(found[pair]) for pair in sorted(found, key=_versions))])
-        given.write.write_text(f"{before}{BEGIN}\n\n{rows}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        given.write.write_text(put_rows(text, [row(one) for one in found.values()]), encoding="utf-8")
     return int(any("failed" in found[pair] for pair in given.pairs))
 
 
-def _versions(pair: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", pair)]
+def put_rows(page: str, rows: Sequence[str]) -> str:
+    """Return the page with these rows in its table, and with its own rows of other pairs."""
+    before, rest = page.split(BEGIN)
+    table, after = rest.split(END)
+    rows_by_pair = {_pair(line): line for line in (*table.splitlines(), *rows) if re.match(r"\| \d", line)}
+    lines = [HEADER, *(rows_by_pair[pair] for pair in sorted(rows_by_pair, key=_versions))]
+    return "\n".join((f"{before}{BEGIN}\n", *lines, f"\n{END}{after}"))
+
+
+def _pair(row_text: str) -> tuple[str, str]:
+    """Return the minor version of Python and the release of torch: a row replaces that of another build."""
+    _, python, torch, *_ = (cell.strip() for cell in row_text.split("|"))
+    return ".".join(python.split(".")[:2]), torch.partition("+")[0]
+
+
+def _versions(pair: tuple[str, str]) -> list[list[int]]:
+    return [[int(number) for number in re.findall(r"\d+", version)] for version in pair]
 
 
 if __name__ == "__main__":
