@@ -62,6 +62,7 @@ class Run:
     lacking: remote.RemoteFiles | None = None  # files of the copy that are fetched as ranks are read
     cache: RankCache | None = None  # of the newest attempts; None: ranks are read each time
     newest: int | None = None  # operations of all ranks together to read, where the program counts steps; None: all
+    newest_of_each: int = MIN_OF_EACH  # of each rank then, at least
 
     @property
     def name(self) -> str:
@@ -112,16 +113,17 @@ class Run:
         return newest.with_past()
 
     def _load_newest_steps(self, rank: int, of_all: int) -> RankTables:
-        kept = None if self.cache is None else self.cache.newest(rank, of_all=of_all, of_each=MIN_OF_EACH)
+        of_each = self.newest_of_each
+        kept = None if self.cache is None else self.cache.newest(rank, of_all=of_all, of_each=of_each)
         if kept is not None:
             return kept
         number, folder = self._folder(rank, None)
-        newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=MIN_OF_EACH, counts_rest=False)
+        newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=of_each, counts_rest=False)
         # Steps that the program does not count are counted from the first record that is read.
         if newest is None or not newest.counts_steps:
             return read_rank(folder, rank=rank, attempt=number)
         if self.cache is not None:
-            self.cache.put_newest(newest.tables, of_all=of_all, of_each=MIN_OF_EACH)
+            self.cache.put_newest(newest.tables, of_all=of_all, of_each=of_each)
         return newest.tables
 
     def _folder(self, rank: int, attempt: int | None) -> tuple[int, Path]:
@@ -155,14 +157,15 @@ class Run:
         nothing: dict[str, Any] = {"exit_records": ExitRecords(), "processes": (), "job_facts": {}, "problems": ()}
         return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
 
-    def only_newest(self, operations: int) -> "Run":
+    def only_newest(self, operations: int, *, of_each: int = MIN_OF_EACH) -> "Run":
         """Return the run as one of which the newest operations are read, so many of all ranks; itself if it has fewer.
 
-        What else happened since the first of them is read, too. Older records are as good as not recorded.
+        Of each rank at least `of_each` are read. What else happened since the first of them is read, too. Older records
+        are as good as not recorded.
         """
         if self.count_events() <= operations:
             return self
-        return dataclasses.replace(self, newest=operations)
+        return dataclasses.replace(self, newest=operations, newest_of_each=of_each)
 
     def count_events(self) -> int:
         """Return at most how many events the newest attempts of all ranks hold."""

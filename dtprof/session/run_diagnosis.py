@@ -22,15 +22,19 @@ from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, executor_fo
 from dtprof.session.process_liveness import is_alive
 
 if TYPE_CHECKING:
-    from dtprof.analysis.results import Summary
+    from dtprof.analysis.results import StragglerResult, Summary
 
 _Fact = TypeVar("_Fact")
 RECENT_SHARES = (8, 64, 512)
 """One part in so many of a running job's records is searched for a rank that has become slow."""
 RECENT_EVENTS = 16
-"""Of each rank, at least."""
+"""Of each rank, at least: what steps these are is known, where the program counts them."""
 RECENT_S = 20.0
-"""Shortest time in which a rank has to be late."""
+"""Shortest time in which steps are searched for it."""
+RECENT_LATE_S = 10.0
+"""For so long one of the slow ranks has to be late: a moment that is long is no slow rank."""
+RECENT_MARGIN = 1.2
+"""So many times that long is the newest part of all: steps that are cut off do not make it too short."""
 
 
 def diagnose_run(
@@ -121,26 +125,59 @@ def _judge_newest(
 
     Over the whole run a rank that was as fast as the others for hours is not late in most steps.
     """
-    from dtprof.analysis.run_summary import summarise
-
     num_events = run.count_events()
+    fewest = RECENT_EVENTS * len(run.ranks)
+    searched, operations_per_s = num_events, 0.0
     for share in RECENT_SHARES:
         recent = num_events // share
-        if recent < RECENT_EVENTS * len(run.ranks):
+        if recent < fewest:
             break
-        summary = summarise(run.only_newest(recent), executor)
-        first, last = summary.steps.used or (1, 0)
-        took_s = max((sum(series.duration_ns) for series in summary.step_series), default=0) / 1e9
-        if first > last or took_s < RECENT_S:
-            break  # a rank that is late for a moment is not slow
-        count = last - first + 1
-        stragglers = facts.Stragglers(steps=count, found=summary.stragglers, newest_s=took_s)
-        ranks = {number: replace(rank, blocked_share=None) for number, rank in evidence.ranks.items()}
-        newest = replace(evidence, ranks=ranks, find_stragglers=_constant(stragglers))
-        judged = judge(merge([newest, *beside]))
-        if judged.verdict.findings:
-            return judged
+        attempt, took_s = _judge_part(run.only_newest(recent, of_each=RECENT_EVENTS), executor, evidence, beside)
+        operations_per_s = recent / took_s if took_s else 0.0
+        if attempt is None:
+            break
+        if attempt.verdict.findings:
+            return attempt
+        searched = recent
+    # A rank that has just become slow is late in most of these, where parts of the run are either longer or too short.
+    shortest = int(operations_per_s * RECENT_S * RECENT_MARGIN)
+    if fewest <= shortest < searched / 2:
+        attempt, _ = _judge_part(run.only_newest(shortest, of_each=RECENT_EVENTS), executor, evidence, beside)
+        if attempt is not None and attempt.verdict.findings:
+            return attempt
     return None
+
+
+def _judge_part(
+    part: reader.Run, executor: Executor, evidence: JobState, beside: Sequence[JobState]
+) -> tuple[Attempt | None, float]:
+    """Return the verdict on a part of a run, None where its steps are too few or too short; and their seconds."""
+    from dtprof.analysis.run_summary import summarise
+
+    summary = summarise(part, executor)
+    first, last = summary.steps.used or (1, 0)
+    took_s = max((sum(series.duration_ns) for series in summary.step_series), default=0) / 1e9
+    if first > last or took_s < RECENT_S:
+        return None, took_s
+    lasting = any(_late_for_s(straggler, summary) >= RECENT_LATE_S for straggler in summary.stragglers)
+    found = summary.stragglers if lasting else ()
+    stragglers = facts.Stragglers(steps=last - first + 1, found=found, newest_s=took_s)
+    ranks = {number: replace(rank, blocked_share=None) for number, rank in evidence.ranks.items()}
+    newest = replace(evidence, ranks=ranks, find_stragglers=_constant(stragglers))
+    return judge(merge([newest, *beside])), took_s
+
+
+def _late_for_s(straggler: "StragglerResult", summary: "Summary") -> float:
+    """Return how long the steps took from that on in which the rank became late."""
+    since = straggler.since_step or 0
+    of_rank = (series for series in summary.step_series if series.rank == straggler.rank)
+    return (
+        sum(
+            sum(ns for step, ns in zip(series.steps, series.duration_ns, strict=True) if step >= since)
+            for series in of_rank
+        )
+        / 1e9
+    )
 
 
 def _constant(value: _Fact) -> Callable[[], _Fact]:

@@ -2,9 +2,9 @@
 
 faults: how often, and how soon, a fault of a host is named. One job: its second host is cut off, and frozen, N times
 in turn, each until the verdict names it and again until no verdict does any more; another whose second host has a slow
-link N times. Then N jobs each whose second host loses its power, has a small share of a core, starts nothing (under
-Slurm), or starts a script that does not come to torchrun; N sound ones, whose links are all as slow;
-and N whose second host has another torch.
+link N times; two whose second host has 10 or 30 % more work N times. Then N jobs each whose second host loses its
+power, has a small share of a core, starts nothing (under Slurm), or starts a script that does not come to torchrun; N
+sound ones, whose links are all as slow; and N whose second host has another torch.
 launchers: what is recorded of a sound job, and of one in which a rank fails, under each launcher.
 clocks: how far the clocks of hosts are known, where the run is collected and where it is gathered.
 """
@@ -35,7 +35,14 @@ FAST_S = 15.0
 """Between two times at which a link is slow: what is usual is what it does in a quarter of the run."""
 SOUND_S = 30.0
 """For so long a sound job is diagnosed again and again."""
-FAULTS = ("silent", "killed", "slow", "slow-link", "links-equal", "absent", "behind", "versions")
+ROUNDS = 100
+"""Of work in a step, of jobs whose second host is a little slower: a tenth of it is beyond the noise of short steps."""
+SLOWER_S = 90.0
+"""For so long a host that is a little slower may go unnamed."""
+FAULTS = (
+    *("silent", "killed", "slow", "slower-by-10", "slower-by-30", "slow-link", "links-equal"),
+    *("absent", "behind", "versions"),
+)
 
 
 class Rates:
@@ -47,10 +54,10 @@ class Rates:
         self.missed: dict[str, int] = {}
         self.sound: dict[str, list[bool]] = {}
 
-    def add(self, fault: str, job: CollectedJob, kind: str, *hosts: str) -> None:
+    def add(self, fault: str, job: CollectedJob, kind: str, *hosts: str, patience_s: float | None = None) -> None:
         """Wait for the verdict of a fault that has begun."""
         try:
-            named, (_, after_s) = True, job.wait_for(kind, *hosts)
+            named, (_, after_s) = True, job.wait_for(kind, *hosts, patience_s=patience_s)
         except AssertionError as error:
             print(error, file=sys.stderr)
             named, after_s = False, 0.0
@@ -115,6 +122,16 @@ def measure_faults(
                     rates.add("link slow", job, "slow-link", "b")
                 job.wait_until_gone("slow-link")
                 time.sleep(FAST_S)
+    for percent in (10, 30):
+        if f"slower-by-{percent}" in only:
+            with job_of(f"slower-by-{percent}", program=("steady_training.py", "0", "0", str(ROUNDS))) as job:
+                job.wait_until(lambda: is_training(job))
+                more_work = job.workers[1].folder / "more-work"
+                for _ in range(repetitions):
+                    more_work.write_text(str(ROUNDS * percent // 100))
+                    rates.add(f"host slower by {percent} %", job, "slow-rank", "b", patience_s=SLOWER_S)
+                    more_work.unlink()
+                    job.wait_until_gone("slow-rank")
     for number in range(repetitions):
         if "killed" in only:
             with job_of(f"killed-{number}") as job:

@@ -76,9 +76,10 @@ class CollectedJob:
             return None
         return diagnose_run(self.run, IN_THIS_PROCESS)
 
-    def wait_for(self, kind: str, *hosts: str) -> tuple[Finding, float]:
+    def wait_for(self, kind: str, *hosts: str, patience_s: float | None = None) -> tuple[Finding, float]:
         """Return the finding of a kind that names these hosts once there is one, and after how many seconds."""
-        began_s, deadline_s = time.monotonic(), time.monotonic() + self.patience_s
+        began_s = time.monotonic()
+        deadline_s = began_s + (self.patience_s if patience_s is None else patience_s)
         verdict = None
         while time.monotonic() < deadline_s:
             verdict = self.diagnose()

@@ -104,14 +104,15 @@ def test_a_long_log_is_read_once_for_what_the_rules_look_at_and_for_stragglers(
 
 
 @pytest.mark.parametrize(
-    ("num_slow", "is_running", "culprits"),
-    # Steps take 240 ms, slow ones 1,440 ms. 30 of those cost a tenth of the run, 36 s of its last 81 s; 3 are a moment.
-    [(30, True, [(1,)]), (3, True, []), (30, False, [])],
+    ("factor", "num_slow", "is_running", "culprits"),
+    # Steps take 240 ms, slow ones 1,440 ms. 30 of those cost a tenth of the run; 3 are a moment of 4 s, a sixth of the
+    # last 26 s. 70 of 336 ms cost 7 s: too little of the longer parts, and enough of the last 26 s.
+    [(6.0, 30, True, [(1,)]), (6.0, 3, True, []), (6.0, 30, False, []), (1.4, 70, True, [(1,)])],
 )
 def test_a_rank_that_has_become_slow_late_in_a_long_running_job_is_found(
-    tmp_path: Path, num_slow: int, is_running: bool, culprits: list[tuple[int, ...]]
+    tmp_path: Path, factor: float, num_slow: int, is_running: bool, culprits: list[tuple[int, ...]]
 ) -> None:
-    slow = Spell(ranks=(1,), factor=6.0, first=1500 - num_slow)
+    slow = Spell(ranks=(1,), factor=factor, first=1500 - num_slow)
     generate(tmp_path / "run", Job(dp=2, steps=1500, layers=1, layer_ns=80_000_000, spells=(slow,)))
     if is_running:
         manifest = tmp_path / "run" / paths.MANIFEST
