@@ -38,9 +38,16 @@ NAMES = {"F": "pp_forward", "B": "pp_backward"}
 
 
 def build(
-    ranks: Sequence[Sequence[Action]], *, without: tuple[int, int] = (-1, -1), **options: str
+    ranks: Sequence[Sequence[Action]],
+    *,
+    without: tuple[int, int] = (-1, -1),
+    optimizers: Sequence[tuple[int, int]] = ((210, 220), (210, 220)),
+    **options: str,
 ) -> list[RankBuilder]:
-    """Return ranks that repeat these actions in each step; `without` is a rank and a step that lack them."""
+    """Return ranks that repeat these actions in each step; `without` is a rank and a step that lack them.
+
+    `optimizers` are the begin and end of the optimizer of each rank, within the step.
+    """
     builders = []
     for number, actions in enumerate(ranks):
         rank = RankBuilder(number, world_size=len(ranks), **({} if number == 0 else options))  # type: ignore[arg-type]
@@ -61,7 +68,8 @@ def build(
                     rank.span(NAMES[kind], at + begin, at + end, stage=number, microbatch=microbatch)
                 if kind == "B":
                     rank.span("backward", at + begin, at + end)
-            rank.span("optimizer", at + 210, at + 220)
+            begin, end = optimizers[number]
+            rank.span("optimizer", at + begin, at + end)
         builders.append(rank)
     return builders
 
@@ -152,6 +160,20 @@ def test_bubbles_are_a_part_of_the_step_and_the_parts_still_sum() -> None:
         assert rank.partition_ns is not None
         assert rank.partition_ns["bubble"] == 30
         assert sum(filter(None, rank.partition_ns.values())) == rank.step_ns
+
+
+def test_what_a_stage_does_for_itself_while_others_compute_is_no_bubble() -> None:
+    # Rank 0 loads data from 22 to 40, where it waits for its first gradient. Rank 1 is done at 70 and steps its optimizer
+    # from 72 to 90, where the window ends. Of the 30 each that the window has beyond their actions, 18 are data or
+    # optimizer: what remains is the bubble.
+    ranks = build(GPIPE, optimizers=((210, 220), (72, 90)))
+    for step in range(NUM_STEPS):
+        ranks[0].span("data", step * PERIOD + 22, step * PERIOD + 40)
+    summary = summarise(MemoryRun(ranks))
+    parts = [rank.partition_ns or {} for rank in summary.ranks]
+    assert [(part["bubble"], part["data"], part["optimizer"]) for part in parts] == [(12, 18, 10), (12, 0, 18)]
+    assert [sum(filter(None, part.values())) for part in parts] == [rank.step_ns for rank in summary.ranks]
+    assert [one.bubble_ns for one in result_of(summary).per_rank] == [30, 30]
 
 
 def test_a_rank_that_is_missing_leaves_the_bubble_unknown() -> None:

@@ -1,8 +1,8 @@
 """Partition a rank's steps exactly into parts, and independently into phases.
 
-Where parts overlap, a moment belongs to the first of: in the window of a pipeline but in none of its actions (bubble),
-blocked by communication that moves data (exposed_transfer), blocked by communication that waits for another rank
-(exposed_wait), data, checkpoint, optimizer, forward or backward (compute). Uncovered time is host, and so are
+Where parts overlap, a moment belongs to the first of: in the window of a pipeline but in none of its actions, nor in data,
+checkpoint or optimizer (bubble), blocked by communication that moves data (exposed_transfer), blocked by communication
+that waits for another rank (exposed_wait), data, checkpoint, optimizer, forward or backward (compute). Uncovered time is host, and so are
 compilation and garbage collection, wherever they happen. Idle is not recorded and is 0. On a device's timeline
 (job/device_timeline.py) host-bound stretches come before optimizer and compute, and are host.
 
@@ -17,7 +17,7 @@ import numpy as np
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.columns import is_among
-from dtprof.intervals import NONE, Column, Intervals, intersect, paint, pair, share_out, union
+from dtprof.intervals import NONE, Column, Intervals, intersect, paint, pair, share_out, subtract, union
 from dtprof.records import events
 
 _COVERED = (
@@ -34,6 +34,8 @@ _COVERED = (
 )
 _COVERED_ON_DEVICE = (*_COVERED[:3], "optimizer", "compute", "data", "checkpoint", "idle")
 _OF_HOST = {"pauses", "host_bound"}
+_OUTSIDE_BUBBLES = (events.DATA, events.CHECKPOINT, events.OPTIMIZER)
+"""What a stage does for itself while other stages still compute: it does not wait for a microbatch then."""
 _PAUSES = (events.GARBAGE_COLLECTION, events.COMPILE)
 _COMPUTE = (events.FORWARD, events.RECOMPUTE, events.BACKWARD, events.EVALUATION, events.GRAPH_REPLAY)
 
@@ -93,6 +95,8 @@ def _layers(
     phases: dict[str, Intervals], exposed_wait: Intervals, exposed_transfer: Intervals, bubbles: Intervals
 ) -> list[Intervals]:
     """Return the intervals of each layer in the order of `_name_owners`; the first that covers a moment owns it."""
+    if len(bubbles):
+        bubbles = subtract(bubbles, union(np.concatenate([phases[phase] for phase in _OUTSIDE_BUBBLES])))
     blocked = [bubbles, union(exposed_transfer), union(exposed_wait)]
     if len(device := phases[events.DEVICE_BUSY]):
         optimizer = intersect(device, phases[events.OPTIMIZER])
