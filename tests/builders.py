@@ -69,6 +69,7 @@ class RankBuilder:
     pipelines: dict[int, tables.Pipeline] = field(default_factory=dict)
     windows: tuple[tables.Window, ...] = ()
     device_uuid: str = ""
+    features: tuple[str, ...] = ()
     started_later_s: int = -1  # by the wall clock; -1: an hour after the attempt before, which was not active any more
 
     def __post_init__(self) -> None:
@@ -297,7 +298,7 @@ class RankBuilder:
             sizes=self.sizes,
             pipelines=self.pipelines,
             windows=self.windows,
-            features=("backend:gloo", *(["ddp"] if events.FORWARD in self._ops else [])),
+            features=("backend:gloo", *(["ddp"] if events.FORWARD in self._ops else []), *self.features),
             operations=operations,
             spans=spans,
             samples=samples,

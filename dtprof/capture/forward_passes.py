@@ -116,6 +116,8 @@ class Forward:
             if self._graph_task() != -1:
                 return 0
             trains = self._records_gradients()
+            if trains and owner not in self._trained_in_eval_mode:
+                self.consumption.see_model(owner, module)
             if trains and (module.training or _wraps_training(module)):
                 self.consumption.add_inputs(owner, arguments, options)
                 self._trained_in_eval_mode.setdefault(owner, False)  # it has a mode for each
@@ -144,7 +146,7 @@ class Forward:
 
     def _follow(self, owner: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> _Graph:
         """Return what follows the graph of a forward pass in eval mode; it keeps no tensor alive."""
-        counted = self.consumption.count_inputs(arguments, options)
+        counted = self.consumption.count_inputs(owner, arguments, options)
         return _Graph(self._trained_in_eval_mode, owner, lambda: self.consumption.add(owner, *counted))
 
     def close(self) -> None:

@@ -2,18 +2,19 @@
 
 Of the arguments of a training forward pass, an integer tensor with two dimensions counts as token ids, batch by
 sequence, and the first dimension of the first tensor as the batch. Of several models of a rank, such as the stages of a
-pipeline, the one that consumed most counts.
+pipeline or an actor and its critic, the one that consumed most counts.
 """
 
 import numbers
 from collections import UserDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dtprof import fence
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.spans import Spans
+from dtprof.capture.string_entries import entry
 from dtprof.records import events
 
 MOST_MODELS = 64
@@ -23,6 +24,46 @@ STEPS_BETWEEN = 32
 MAX_TOKENS = 1 << 62
 
 
+class _History:
+    """What a model consumed in all steps, and in which it did."""
+
+    __slots__ = ("first_step", "last_step", "total")
+
+    def __init__(self, step: int) -> None:
+        """Begin at the first step in which the model consumes."""
+        self.first_step = self.last_step = step
+        self.total = (0, 0)  # tokens, samples
+
+
+class Turns:
+    """Models that step in turn, as an actor and its critic do, or two that learn from each other.
+
+    They are given the same sequences, so of their steps only those of the model that was given most consume. Models
+    that a process trains one after the other do not step in turn.
+    """
+
+    def __init__(self) -> None:
+        """Start without models."""
+        self._models: dict[int, _History] = {}
+        self._step = 0
+
+    def add(self, model: int, consumed: tuple[int, int]) -> bool:
+        """Count a step of the model that consumed most in it; say whether the step consumes."""
+        self._step += 1
+        history = self._models.get(model)
+        if history is None:
+            if len(self._models) >= MOST_MODELS:
+                return True
+            history = self._models[model] = _History(self._step)
+        history.last_step = self._step
+        history.total = history.total[0] + consumed[0], history.total[1] + consumed[1]
+        return len(self._models) == 1 or not any(
+            other.total >= history.total and other.last_step > history.first_step
+            for other in self._models.values()
+            if other is not history
+        )
+
+
 class Consumption:
     """The inputs of each model since the last step ended."""
 
@@ -30,6 +71,8 @@ class Consumption:
         """Record through these spans."""
         self._spans = spans
         self._consumed: dict[int, tuple[int, int]] = {}  # by model: tokens, samples
+        self._turns = Turns()
+        self._sequence_first: set[int] = set()  # models whose layers of torch.nn may take ids sequence by batch
         self._recorded: tuple[object, int, int] = (None, 0, 0)  # recorder, tokens, samples
         self._until_repeat = 0
         self._tensor: Any = None
@@ -53,6 +96,19 @@ class Consumption:
         self._tensor, self._ids = tensor, frozenset(ids)
         self._intercepted, self._aside = intercepted, aside
 
+    @fence.fenced("the tokens and samples of a step")
+    def see_model(self, model: int, module: Any) -> None:
+        """Look at the layers of a model before its first pass: which dimension of its ids is the batch depends on them.
+
+        Layers of torch.nn are made with `batch_first=False` unless the program says otherwise; it may still give the
+        model ids batch by sequence, and transpose them in it.
+        """
+        if any(getattr(part, "batch_first", True) is False for part in module.modules()):
+            self._sequence_first.add(model)
+            recorder = self._spans.recorder(True)
+            if recorder is not None:
+                recorder.write_entry(entry("feature", name=events.SEQUENCE_FIRST))
+
     def add_inputs(self, model: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         """Count the arguments of a training forward pass of a model."""
         try:
@@ -63,19 +119,20 @@ class Consumption:
                 and not self._intercepted()
                 and len(shape := first.shape) == 2
                 and first.dtype in self._ids
+                and model not in self._sequence_first
             ):
                 samples, length = shape
                 tokens = samples * length
             else:
-                tokens, samples = self.count_inputs(arguments, options)
+                tokens, samples = self.count_inputs(model, arguments, options)
             self.add(model, tokens, samples)
         except Exception as error:  # noqa: BLE001  # the forward pass is recorded anyway
             fence.report("the tokens and samples of a step", error)
 
-    def count_inputs(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the tokens and samples among the arguments of a forward pass."""
+    def count_inputs(self, model: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the tokens and samples among the arguments of a forward pass of a model."""
         with self._aside():
-            return self._count(arguments, options)
+            return self._count(arguments, options, sequence_first=model in self._sequence_first)
 
     def add(self, model: int, tokens: int, samples: int) -> None:
         """Count tokens and samples that a model was given."""
@@ -95,7 +152,11 @@ class Consumption:
             tokens = samples = 0
             for model_tokens, model_samples in self._consumed.values():
                 tokens, samples = max(tokens, model_tokens), max(samples, model_samples)
-            self._consumed.clear()
+            if self._consumed:
+                most = max(self._consumed, key=self._consumed.__getitem__)
+                if not self._turns.add(most, self._consumed[most]):
+                    tokens = samples = 0
+                self._consumed.clear()
             if given_tokens is not None:
                 tokens = _number(given_tokens, tokens)
             recorder = self._spans.recorder(True)
@@ -118,18 +179,50 @@ class Consumption:
         if again:
             self._until_repeat = STEPS_BETWEEN
 
-    def _count(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[int, int]:
-        batch = None
+    def _count(
+        self, arguments: tuple[Any, ...], options: Mapping[str, Any], *, sequence_first: bool
+    ) -> tuple[int, int]:
+        first, given = None, self._listed_samples((*arguments, *options.values()))
+        batch = given
         for tensor in self._tensors(arguments, options):
             shape = tensor.shape
             if not shape:
                 continue
+            first = tensor if first is None else first
             if batch is None:
                 batch = shape[0]
             # Integers with another first dimension are no token ids of the batch, but the edges of a graph, say.
             if len(shape) == 2 and shape[0] == batch and tensor.dtype in self._ids:
+                if sequence_first and tensor is first and given is None:
+                    batch = self._batch_of(shape, self._tensors(arguments, options))
                 return int(tensor.numel()), int(batch)
         return 0, int(batch or 0)
+
+    @staticmethod
+    def _batch_of(ids: Sequence[int], tensors: Iterable[Any]) -> int:
+        """Return the batch of ids of which either dimension may be the sequence; 0 where nothing tells.
+
+        The state of a recurrent layer does: it has three dimensions, and the batch is the second.
+        """
+        for tensor in tensors:
+            shape = tensor.shape
+            if len(shape) == 3 and shape[1] in ids and ids[0] != ids[1]:
+                return int(shape[1])
+        return int(ids[0]) if ids[0] == ids[1] else 0
+
+    def _listed_samples(self, values: tuple[Any, ...]) -> int | None:
+        """Return the length of lists with an item for each sample; None where there are none.
+
+        Detectors are given a list of images, tensors of their own sizes, and a list of dicts with what is on each.
+        """
+        lists = [value for value in values if isinstance(value, list | tuple) and value]
+        for targets in lists:
+            if isinstance(targets[0], Mapping) and any(
+                len(images) == len(targets) and all(isinstance(image, self._tensor) for image in images)
+                for images in lists
+            ):
+                return len(targets)
+        return None
 
     def _tensors(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[Any]:
         """Yield the tensors among the arguments and in their lists and dicts; of a DTensor the local shard."""

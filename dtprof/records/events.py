@@ -97,6 +97,8 @@ PIPELINE_KINDS = {
 TOKENS = "step_tokens"  # that this rank consumes a step, from the step on in which it is sampled
 SAMPLES = "step_samples"
 CONSUMED = (TOKENS, SAMPLES)
+SEQUENCE_FIRST = "layers:sequence_first"
+"""Feature of a job whose models have layers of torch.nn that may take the sequence before the batch."""
 RSS_BYTES = "rss_bytes"
 PEAK_RSS_BYTES = "peak_rss_bytes"
 CUDA_ALLOCATED_BYTES = "cuda_allocated_bytes"

@@ -313,7 +313,7 @@ STRING_ENTRIES = {
     "UUID (`GPU-...` as NVML has it; of a MIG slice its own)",
     "stream": "id, device, index, stream: a stream of a device (cuda, 0) by torch's number; the native recorder alone",
     "sizes": "id, inputs, outputs: element counts of an uneven operation, per peer or per tensor",
-    "feature": "name: something the job uses: `backend:NAME` of the default group, `ddp`",
+    "feature": "name: something the job uses: `backend:NAME` of the default group, `ddp`, `layers:sequence_first`",
     "exception": "t_ns, type, message, traceback, frame: an exception that left the program",
     "out_of_memory": "t_ns, device, message, live_bytes, held_bytes, largest, allocations: of an exception that says "
     "that memory ran out: what was allocated, what of it parameters, gradients, optimizer state, communication and "

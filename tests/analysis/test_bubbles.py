@@ -163,9 +163,9 @@ def test_bubbles_are_a_part_of_the_step_and_the_parts_still_sum() -> None:
 
 
 def test_what_a_stage_does_for_itself_while_others_compute_is_no_bubble() -> None:
-    # Rank 0 loads data from 22 to 40, where it waits for its first gradient. Rank 1 is done at 70 and steps its optimizer
-    # from 72 to 90, where the window ends. Of the 30 each that the window has beyond their actions, 18 are data or
-    # optimizer: what remains is the bubble.
+    # Rank 0 loads data from 22 to 40, where it waits for its first gradient. Rank 1 is done at 70 and steps its
+    # optimizer from 72 to 90, where the window ends. Of the 30 each that the window has beyond their actions, 18 are
+    # data or optimizer: what remains is the bubble.
     ranks = build(GPIPE, optimizers=((210, 220), (72, 90)))
     for step in range(NUM_STEPS):
         ranks[0].span("data", step * PERIOD + 22, step * PERIOD + 40)

@@ -14,11 +14,15 @@ MS = 1_000_000
 STEP = 100 * MS
 
 
-def job(fed: Sequence[Sequence[tuple[int, int]]], groups: Sequence[tuple[str, Sequence[int]]] = ()) -> Summary:
+def job(
+    fed: Sequence[Sequence[tuple[int, int]]],
+    groups: Sequence[tuple[str, Sequence[int]]] = (),
+    features: tuple[str, ...] = (),
+) -> Summary:
     """Return the summary of ranks that are each fed (tokens, samples) in each step of 100 ms."""
     ranks = []
     for rank, own in enumerate(fed):
-        builder = RankBuilder(rank, world_size=len(fed))
+        builder = RankBuilder(rank, world_size=len(fed), features=features)
         for description, members in groups:
             if rank in members:
                 builder.group(f"{description}{members[0]}", members, description)
@@ -93,6 +97,15 @@ def test_images_have_samples_a_second_and_tokens_are_not_known() -> None:
     ]
     assert summary_json(summary)["samples_per_s"] == 640
     assert "640 samples/s, 64 a step" in summary_text(summary)
+
+
+def test_samples_are_not_known_where_layers_may_take_the_sequence_first() -> None:
+    summary = job([[(640, 0)] * 6] * 2, features=("layers:sequence_first",))
+    assert (throughput(summary).tokens_per_s, throughput(summary).samples_per_s) == (12800, None)
+    assert caveats(summary) == [
+        "samples_per_s: the model has layers of torch.nn with batch_first=False, and nothing else says which dimension "
+        "of its token ids is the batch"
+    ]
 
 
 def test_a_job_that_recorded_nothing_of_it_has_null_and_a_reason() -> None:

@@ -42,12 +42,17 @@ class Samples:
     def __init__(self) -> None:
         """Start with none."""
         self.names: list[str] = []
+        self.entries: list[str] = []
         self.recorded: Told = []
 
     def name_id(self, name: str) -> int:
         """Return the id of a name."""
         self.names.append(name)
         return len(self.names) - 1
+
+    def write_entry(self, text: str) -> None:
+        """Keep an entry."""
+        self.entries.append(text)
 
     def sample(self, op: int, value: int) -> None:
         """Keep a sample."""
@@ -79,6 +84,8 @@ IDS, FLOATS, LABELS = Tensor(4, 16), Tensor(4, 8, 8, dtype="float32"), Tensor(4)
         ((FLOATS, Tensor(2, 99)), {}, [("samples", 4)]),  # the edges of a graph
         ((Tensor(4, 16, dtype="float32"),), {}, [("samples", 4)]),
         (([FLOATS, LABELS], 7), {}, [("samples", 4)]),
+        (([Tensor(3, 480, 640), Tensor(3, 333, 500)], [{"boxes": FLOATS}, {"boxes": FLOATS}]), {}, [("samples", 2)]),
+        (([IDS, IDS], [{"ids": IDS}]), {}, [("tokens", 64), ("samples", 4)]),  # lists of different lengths
         (({"input_ids": IDS},), {}, [("tokens", 64), ("samples", 4)]),
         ((UserDict(input_ids=IDS),), {}, [("tokens", 64), ("samples", 4)]),
         ((Tensor(), None, IDS), {}, [("tokens", 64), ("samples", 4)]),
@@ -103,6 +110,63 @@ def test_passes_of_a_model_add_up_and_of_several_models_the_one_given_most_count
         consumption.add_inputs(2, (Tensor(2, 16),), {})
     consumption.end_step()
     assert log.recorded == [("tokens", 3 * 64), ("samples", 3 * 4)]
+
+
+class Layers:
+    """As much of a model as is looked at."""
+
+    batch_first = False
+
+    def modules(self) -> list["Layers"]:
+        """Return the one layer."""
+        return [self]
+
+
+HIDDEN = Tensor(2, 16, 32, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "samples"),
+    [
+        ((IDS,), []),  # 4 sequences of 16, or 16 of 4
+        ((IDS, HIDDEN), [16]),
+        ((IDS, (HIDDEN, HIDDEN)), [16]),
+        ((IDS, Tensor(2, 4, 32, dtype="float32")), [4]),
+        ((Tensor(8, 8),), [8]),
+        ((FLOATS, IDS), [4]),  # images, and ids that have as many rows
+    ],
+)
+def test_the_batch_of_ids_is_not_taken_to_come_first_where_layers_may_take_the_sequence_first(
+    consumption: Consumption, log: Samples, arguments: tuple[Any, ...], samples: list[int]
+) -> None:
+    consumption.see_model(1, Layers())
+    consumption.add_inputs(1, arguments, {})
+    consumption.end_step()
+    assert log.recorded == [("tokens", 64), *(("samples", number) for number in samples)]
+    assert log.entries == ['{"k":"feature","name":"layers:sequence_first"}']
+
+
+def _tokens_of_steps(consumption: Consumption, log: Samples, models: str) -> list[int]:
+    """Return the tokens that hold after the step of each of these models, in whose passes 64 are given."""
+    held = []
+    for model in models:
+        consumption.add_inputs(ord(model), (IDS,), {})
+        consumption.end_step()
+        held.append(next(value for name, value in reversed(log.recorded) if name == "tokens"))
+    return held
+
+
+def test_models_that_step_in_turn_consume_the_same_once(consumption: Consumption, log: Samples) -> None:
+    # An actor and its critic: what the critic is given in its first turn may be the begin of another training.
+    assert _tokens_of_steps(consumption, log, "acacac") == [64, 64, 64, 0, 64, 0]
+
+
+def test_models_that_have_several_steps_a_turn_consume_the_same_once(consumption: Consumption, log: Samples) -> None:
+    assert _tokens_of_steps(consumption, log, "aacc" * 3) == [64] * 6 + [0, 0, 64, 64, 0, 0]
+
+
+def test_models_that_train_one_after_the_other_each_consume(consumption: Consumption, log: Samples) -> None:
+    assert _tokens_of_steps(consumption, log, "aaaabbbbcccc") == [64] * 12
 
 
 def test_a_count_is_reported_where_it_changes_and_now_and_then(consumption: Consumption, log: Samples) -> None:

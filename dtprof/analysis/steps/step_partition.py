@@ -1,10 +1,10 @@
 """Partition a rank's steps exactly into parts, and independently into phases.
 
-Where parts overlap, a moment belongs to the first of: in the window of a pipeline but in none of its actions, nor in data,
-checkpoint or optimizer (bubble), blocked by communication that moves data (exposed_transfer), blocked by communication
-that waits for another rank (exposed_wait), data, checkpoint, optimizer, forward or backward (compute). Uncovered time is host, and so are
-compilation and garbage collection, wherever they happen. Idle is not recorded and is 0. On a device's timeline
-(job/device_timeline.py) host-bound stretches come before optimizer and compute, and are host.
+Where parts overlap, a moment belongs to the first of: in the window of a pipeline but in none of its actions, nor in
+data, checkpoint or optimizer (bubble), blocked by communication that moves data (exposed_transfer), blocked by
+communication that waits for another rank (exposed_wait), data, checkpoint, optimizer, forward or backward (compute).
+Uncovered time is host, and so are compilation and garbage collection, wherever they happen. Idle is not recorded and is
+0. On a device's timeline (job/device_timeline.py) host-bound stretches come before optimizer and compute, and are host.
 
 For an imported run with device activity the device is partitioned instead: its kernels are optimizer during an
 optimizer step, else compute, and uncovered time is idle.

@@ -30,6 +30,12 @@ _NONE_OF_IT = {
 }
 
 
+_SEQUENCE_FIRST = (
+    "the model has layers of torch.nn with batch_first=False, and nothing else says which dimension of its token ids "
+    "is the batch"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     """Ranks that exchange activations along no known axis: they may work on the same sequences."""
@@ -46,6 +52,7 @@ class RankConsumption:
     steps: Column
     values: Column  # tokens and samples: a row for each of them
     unclear: frozenset[Sharing] = frozenset()
+    sequence_first: bool = False  # its models have layers that may take the sequence before the batch
 
     def at(self, numbers: Column, column: int) -> Column:
         """Return tokens, column 0, or samples, 1, of each step; 0 before the first that is known."""
@@ -72,7 +79,12 @@ def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | No
     if not values.any():
         return None
     changes = np.flatnonzero(np.concatenate(([True], (values[1:] != values[:-1]).any(axis=1))))
-    return RankConsumption(steps=own.numbers[changes], values=values[changes], unclear=_find_unclear(tables, own))
+    return RankConsumption(
+        steps=own.numbers[changes],
+        values=values[changes],
+        unclear=_find_unclear(tables, own),
+        sequence_first=events.SEQUENCE_FIRST in tables.features,
+    )
 
 
 def _find_unclear(tables: RankTables, own: RankSteps) -> frozenset[Sharing]:
@@ -194,6 +206,8 @@ def sum_consumption(
             unclear[name] = _ask_axis(sharing)
         else:
             of_steps[name], silent[name] = total, without
+    if any(own.sequence_first for own in recorded.values()) and "tokens_per_s" in of_steps:
+        unclear.setdefault("samples_per_s", _SEQUENCE_FIRST)
     unknown = {
         name: unclear.get(name) or (_NONE_OF_IT[name] if of_steps or unclear else _NO_STEP)
         for name in RATES
