@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dtprof.cli import engine_options
 from dtprof.cli.next_command import say_next
-from dtprof.cli.typed_quantities import parse_milliseconds, parse_number, parse_share, parse_size
 from dtprof.errors import UsageError
+from dtprof.typed_quantities import parse_milliseconds, parse_number, parse_share, parse_size
 
 if TYPE_CHECKING:
     from dtprof.analysis.comparison.thresholds import Threshold

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from dtprof import settings
 from dtprof.cli.parsers import output_path
-from dtprof.cli.ports import parse_port
-from dtprof.cli.typed_quantities import parse_number
 from dtprof.errors import UsageError
+from dtprof.typed_quantities import parse_number, parse_port
 
 MOST_GB = 1e9
 EPILOG = """\

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from dtprof.cli import engine_options
-from dtprof.cli.typed_quantities import parse_share
+from dtprof.typed_quantities import parse_share
 
 DEFAULT_AT_LEAST = "1%"
 EPILOG = """\

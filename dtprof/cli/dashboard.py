@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dtprof.cli.ports import parse_port
+from dtprof.typed_quantities import parse_port
 
 DEFAULT_PORT = 8265
 EPILOG = """\

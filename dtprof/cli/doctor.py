@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dtprof.cli.next_command import say_next
 from dtprof.cli.parsers import output_path
-from dtprof.cli.typed_quantities import parse_whole
 from dtprof.errors import UsageError
+from dtprof.typed_quantities import parse_whole
 
 EPILOG = """\
 examples:

@@ -5,8 +5,8 @@ import json
 import sys
 from pathlib import Path
 
-from dtprof.cli.typed_quantities import parse_days, parse_number
 from dtprof.errors import UsageError
+from dtprof.typed_quantities import parse_days, parse_number
 
 DEFAULT_STORE = "/var/lib/dtprof"
 MOST = 1e9

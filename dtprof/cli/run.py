@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dtprof import settings
 from dtprof.cli.parsers import output_path
-from dtprof.cli.ports import parse_port
 from dtprof.errors import CommandNotFoundError, DtprofError, UsageError
+from dtprof.typed_quantities import parse_port
 
 if TYPE_CHECKING:
     from dtprof.launch import job_launch

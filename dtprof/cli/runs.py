@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import settings
-from dtprof.cli.typed_quantities import age_seconds, parse_days, parse_number, parse_whole
 from dtprof.errors import UsageError
+from dtprof.typed_quantities import age_seconds, parse_days, parse_number, parse_whole
 
 if TYPE_CHECKING:
     from dtprof.session.run_index import RunFilter

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from dtprof.cli import engine_options
-from dtprof.cli.ports import parse_port
 from dtprof.session.tensorboard_view import view_run
+from dtprof.typed_quantities import parse_port
 
 EPILOG = """\
 example:

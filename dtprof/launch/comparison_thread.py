@@ -1,14 +1,13 @@
 """Compare the calls of the ranks of this host while the job runs, in a thread of the launcher; report mismatches."""
 
-import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dtprof import fence
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
-from dtprof.records import paths
+from dtprof.records import paths, writer
 from dtprof.records.shared_follower import Subscription
 
 EVERY_S = 2.0
@@ -84,18 +83,11 @@ class Comparer:
             if not fence.is_first(self._folder.parent, about, mark=fence.REPORTED):
                 continue
             self._say(f"ranks pair mismatched operations: results are invalid; the job goes on\n{mismatch.text}")
-            row = {
-                "t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-                "realtime_ns": time.time_ns(),
-                "kind": mismatch.kind,
-                "group": mismatch.group,
-                "seq": mismatch.seq,
-                "instance": mismatch.instance,
-                "summary": mismatch.summary,
-            }
+            times = {"t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC), "realtime_ns": time.time_ns()}
+            row = times | asdict(mismatch)
+            del row["text"]
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                with (self._folder / paths.MISMATCHES).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                writer.append_line(self._folder / paths.MISMATCHES, row)
             except OSError:
                 continue  # the disk is full: the watcher reports it

@@ -5,7 +5,6 @@ rank does so repeatedly, at a notable cost, are two processes sampled, a few tim
 more than the other one, outside of operations, is the line that makes it late.
 """
 
-import json
 import re
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from dtprof.formatting import format_fraction
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
 from dtprof.launch.stack_sampler import find_py_spy
 from dtprof.launch.work_counters import WorkCounters, read_work_counters
-from dtprof.records import paths
+from dtprof.records import paths, writer
 from dtprof.records.shared_follower import Subscription
 from dtprof.records.user_files import is_user_file
 
@@ -213,8 +212,7 @@ class LateRanks:
             "does": describe_work(found, *map(WorkRates.between, before, after)),
             **asdict(found),
         }
-        with (self._folder / paths.LATENESS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        writer.append_line(self._folder / paths.LATENESS, row)
 
 
 def _start(spy: str, pid: int, file: Path) -> "subprocess.Popen[bytes]":

@@ -22,6 +22,7 @@ from dtprof.session.cluster_matrices import read_link_rates
 from dtprof.session.engines import Engine, open_run
 from dtprof.session.kept_calibrations import keep_runs, read_runs
 from dtprof.session.run_results import summarise
+from dtprof.typed_quantities import parse_number, parse_whole, size_bytes
 
 RANKS_PER_HOST = 8
 SEQUENCES_PER_RANK = 4
@@ -29,7 +30,6 @@ SEQUENCE = 4096
 MAX_RANKS = 1 << 17
 MAX_WHOLE = 1 << 24
 MAX_TOP = 10_000
-_SIZES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +129,14 @@ def _describe_cluster(texts: Mapping[str, str | None], ranks: int, measured: Cal
     if hosts is not None and ranks % hosts:
         raise UsageError(f"--hosts is {hosts}, by which {ranks} ranks cannot be divided; expected a divisor")
     memory = texts["memory"]
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", memory or "")
-    if memory is not None and (match is None or match[2].upper() not in _SIZES or float(match[1]) <= 0):
+    memory_bytes = size_bytes(memory or "")
+    if memory is not None and memory_bytes is None:
         raise UsageError(f"--memory is {memory!r}; expected a size with its unit, for example 80GiB")
     flops, link, network = (_rate(name, texts[name]) for name in ("flops", "link", "network"))
     return Cluster(
         ranks=ranks,
         ranks_per_host=ranks // hosts if hosts else min(RANKS_PER_HOST, ranks),
-        memory_bytes=float(match[1]) * _SIZES[match[2].upper()] if match else None,
+        memory_bytes=memory_bytes,
         flops_per_s=flops * 1e12 if flops else measured.flops_per_s,
         link_bytes_per_s=link * 1e9 if link else measured.link_bytes_per_s,
         network_bytes_per_s=network * 1e9 if network else measured.network_bytes_per_s,
@@ -145,18 +145,8 @@ def _describe_cluster(texts: Mapping[str, str | None], ranks: int, measured: Cal
 
 
 def _whole(name: str, text: str | None, most: int) -> int | None:
-    if text is None:
-        return None
-    number = int(text) if re.fullmatch(r"\s*\d{1,9}\s*", text) else 0
-    if not 1 <= number <= most:
-        raise UsageError(f"--{name} is {text!r}; expected a whole number from 1 to {most:,}")
-    return number
+    return None if text is None else parse_whole(f"--{name}", text, 1, most)
 
 
 def _rate(name: str, text: str | None) -> float | None:
-    if text is None:
-        return None
-    value = float(text) if re.fullmatch(r"\s*([0-9]*\.?[0-9]+|[0-9]+\.)\s*", text) else 0.0
-    if not value > 0:
-        raise UsageError(f"--{name} is {text!r}; expected a number above 0, for example --{name} 200")
-    return value
+    return None if text is None else parse_number(f"--{name}", text, example="200")

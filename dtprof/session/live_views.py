@@ -1,6 +1,5 @@
 """Views of a running job: the ranks on a terminal, the pages of the report in a browser."""
 
-import asyncio
 import functools
 import secrets
 import sys
@@ -9,9 +8,6 @@ from pathlib import Path
 
 from dtprof.records import remote
 from dtprof.session.engines import IN_THIS_PROCESS, open_run
-
-TICK_S = 0.5
-"""After which Ctrl-C ends the server at the latest."""
 
 
 def watch_on_terminal(path: Path, *, once: bool) -> bool:
@@ -53,8 +49,6 @@ def serve_pages(
         NotARunError: there is no run.
         UsageError: the path is a URL, a page is not known, or the port is taken.
     """
-    import uvicorn
-
     from dtprof.analysis.results import Summary
     from dtprof.diagnosis.findings import Verdict
     from dtprof.monitor.web.page_feed import Feed
@@ -62,14 +56,8 @@ def serve_pages(
     from dtprof.report.figures.figure_source import Source
     from dtprof.report.pages import page_dashboard, page_panels
     from dtprof.report.pages.page_dashboard import Dashboard
+    from dtprof.session.calm_server import address_of, serve
     from dtprof.session.run_diagnosis import diagnose_run
-
-    class CalmServer(uvicorn.Server):
-        """Wakes seldom without requests: uvicorn wakes ten times a second, a tenth of the cost of watching."""
-
-        async def main_loop(self) -> None:
-            while not self.should_exit:
-                await asyncio.sleep(TICK_S)
 
     folder = remote.folder_here(path, purpose="dtprof dashboard follows files as a job writes them").resolve()
     valid = page_panels.panel_names()
@@ -95,13 +83,9 @@ def serve_pages(
     # Whoever reaches another address than loopback must know the token.
     token = None if is_loopback(host) else secrets.token_urlsafe(16)
     with listen(host, port) as listening:
-        shown_host = f"[{host}]" if ":" in host else host
         query = f"?token={token}" if token else ""
-        announce(f"http://{shown_host}:{listening.getsockname()[1]}/{query}")
+        announce(f"http://{address_of(listening, host)}/{query}")
         try:
-            config = uvicorn.Config(make_app(runs, token=token), log_level="error", access_log=False, lifespan="off")
-            CalmServer(config).run(sockets=[listening])
-        except KeyboardInterrupt:
-            pass
+            serve(make_app(runs, token=token), listening)
         finally:
             runs.close()

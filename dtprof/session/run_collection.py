@@ -1,7 +1,5 @@
 """Keep the runs that launchers of other hosts send, and send a run that was kept on a host."""
 
-import asyncio
-import contextlib
 import os
 import secrets
 import ssl
@@ -13,7 +11,6 @@ from dtprof.errors import OutputError, UsageError
 from dtprof.records import paths, run_facts, writer
 
 TOKEN_FILE = ".collect-token"
-TICK_S = 0.5
 MOST_CONNECTIONS = 4096
 
 
@@ -42,11 +39,10 @@ def serve_collector(
         UsageError: the port is taken, TLS is missing or its files are none, or the token is no secret.
         OutputError: the folder cannot be written to.
     """
-    import uvicorn
-
     from dtprof.launch.collector.collect_service import make_app
     from dtprof.launch.collector.run_store import RunStore
     from dtprof.monitor.web.web_server import is_loopback, listen
+    from dtprof.session.calm_server import address_of, serve
 
     if settings.certificate is None and not is_loopback(settings.host) and not settings.is_plain:
         raise UsageError(
@@ -60,32 +56,19 @@ def serve_collector(
     except OSError as error:
         raise OutputError(f"{settings.store} cannot be written to ({error.strerror}); give a folder with -o") from error
     scheme = "http" if settings.certificate is None else "https"
-
-    class QuietServer(uvicorn.Server):
-        """Wakes seldom while nobody sends."""
-
-        async def main_loop(self) -> None:
-            while not self.should_exit:
-                await asyncio.sleep(TICK_S)
-
     with listen(settings.host, settings.port) as listening:
-        config = uvicorn.Config(
+        announce(f"{scheme}://{address_of(listening, settings.host)}")
+        say(f"runs are kept in {settings.store}; the token is {origin}")
+        serve(
             make_app(store, token=token, note=say),
+            listening,
             http="h11",
             ws="none",
-            log_level="error",
-            access_log=False,
-            lifespan="off",
             limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=120,
             ssl_certfile=settings.certificate,
             ssl_keyfile=settings.key,
         )
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-        announce(f"{scheme}://{shown}:{listening.getsockname()[1]}")
-        say(f"runs are kept in {settings.store}; the token is {origin}")
-        with contextlib.suppress(KeyboardInterrupt):
-            QuietServer(config).run(sockets=[listening])
 
 
 def send_runs(runs: Sequence[Path], target: str, *, say: Callable[[str], None]) -> list[str]:

@@ -1,6 +1,7 @@
 """Check a run against thresholds: of its figures, of its step time beside a baseline, and of its verdict."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dtprof.analysis.comparison.thresholds import FINDINGS, Threshold, ThresholdResult, check_slowdown, check_threshold
@@ -50,27 +51,21 @@ def select_failing(results: Sequence[ThresholdResult], *, allow_unknown: bool) -
 
 def judge_verdict(verdict: Verdict) -> ThresholdResult:
     """Return how a verdict does against --no-risk."""
-    faults = verdict.faults
-    if faults:
-        more = f"; {len(faults) - 1} more: dtprof diagnose" if len(faults) > 1 else ""
-        return ThresholdResult(
-            option="--no-risk",
-            figure=FINDINGS,
-            unit="findings",
-            limit=0.0,
-            outcome="failed",
-            measured=float(len(faults)),
-            sure=faults[0].confidence,
-            reason=f"{faults[0].kind} ({100 * faults[0].confidence:.0f} % sure): {faults[0].summary}{more}",
-        )
-    unknown = verdict.outcome == "unknown"
-    why = verdict.cannot_tell[0] if verdict.cannot_tell else "dtprof diagnose cannot tell how the job fared"
-    return ThresholdResult(
+    clean = ThresholdResult(
         option="--no-risk",
         figure=FINDINGS,
         unit="findings",
         limit=0.0,
-        outcome="unknown" if unknown else "passed",
-        measured=None if unknown else 0.0,
-        reason=why if unknown else "no error and no warning was found",
+        outcome="passed",
+        measured=0.0,
+        reason="no error and no warning was found",
     )
+    if faults := verdict.faults:
+        more = f"; {len(faults) - 1} more: dtprof diagnose" if len(faults) > 1 else ""
+        reason = f"{faults[0].kind} ({100 * faults[0].confidence:.0f} % sure): {faults[0].summary}{more}"
+        measured, sure = float(len(faults)), faults[0].confidence
+        return replace(clean, outcome="failed", measured=measured, sure=sure, reason=reason)
+    if verdict.outcome == "unknown":
+        why = verdict.cannot_tell[0] if verdict.cannot_tell else "dtprof diagnose cannot tell how the job fared"
+        return replace(clean, outcome="unknown", measured=None, reason=why)
+    return clean

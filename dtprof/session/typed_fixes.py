@@ -1,6 +1,5 @@
 """Changes as they are typed, on the command line and in Python."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -26,6 +25,7 @@ from dtprof.analysis.whatif.fixes import (
 )
 from dtprof.analysis.whatif.schedule_fixes import parse_schedule
 from dtprof.errors import UsageError
+from dtprof.typed_quantities import parse_whole, plain_number, size_bytes
 
 NAMED = (RANK, HOST, STAGE, OP, PHASE)
 OPTIONS = (NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE, RANKS)
@@ -33,7 +33,6 @@ ARGUMENTS = {name.replace("-", "_"): name for name in OPTIONS}
 """The options by the names of Python's arguments."""
 MAX_NUMBER = 1 << 20
 MAX_FACTOR = 1000.0
-_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 def parse_fixes(named: Sequence[str], options: Mapping[str, str | None]) -> list[Fix]:
@@ -75,7 +74,7 @@ def parse_option(name: str, text: str) -> Fix:
     """
     text = text.strip()
     if name in (NETWORK, COMPUTE):
-        factor = _number(text.removesuffix("x"))
+        factor = plain_number(text.removesuffix("x"))
         if not 0 < factor <= MAX_FACTOR:
             raise UsageError(f"--{name} is {text!r}; expected a factor above 0, at most {MAX_FACTOR:g}, for example 2x")
         return Fix(what=name, value=f"{factor:g}x")
@@ -94,16 +93,8 @@ def parse_option(name: str, text: str) -> Fix:
     if name == SCHEDULE:
         return Fix(what=name, value=parse_schedule(text))
     if name == BUCKETS:
-        match = re.fullmatch(r"([0-9.]+)\s*([A-Za-z]*)", text)
-        size = _number(match[1]) * _SIZES.get(match[2].upper(), 0) if match else 0.0
-        if not 1 <= size < math.inf:
+        size = size_bytes(text, unit="B")
+        if size is None or size < 1:
             raise UsageError(f"--buckets is {text!r}; expected a size above 0, for example 50MB or 26214400")
         return Fix(what=name, value=str(round(size)))
-    number = int(text) if re.fullmatch(r"\d{1,9}", text) else 0
-    if not 1 <= number <= MAX_NUMBER:
-        raise UsageError(f"--{name} is {text!r}; expected a whole number from 1 to {MAX_NUMBER:,}")
-    return Fix(what=name, value=str(number))
-
-
-def _number(text: str) -> float:
-    return float(text) if re.fullmatch(r"[0-9]*\.?[0-9]+|[0-9]+\.", text) else -1.0
+    return Fix(what=name, value=str(parse_whole(f"--{name}", text, 1, MAX_NUMBER)))

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dtprof.launch.collector.run_store import MOST_MANIFEST_BYTES, MOST_PIECES_BYTES, Opening, Refusal, RunStore
+from dtprof.launch.collector.run_store import MOST_MANIFEST_BYTES, MOST_PIECES_BYTES, Refusal, RunStore, read_opening
 from dtprof.records.sent_files import FileKind
 
 MOST_LINES_BYTES = 2 << 20
@@ -92,7 +92,7 @@ def make_app(store: RunStore, *, token: str, note: Callable[[str], None]) -> Sta
         return Response(json.dumps({**fields, "tail_every_s": load.look()}), media_type="application/json")
 
     async def open_run(request: Request) -> Response:
-        given = Opening.parse(await _body(request, MOST_MANIFEST_BYTES))
+        given = read_opening(await _body(request, MOST_MANIFEST_BYTES))
         name, files = store.open(given)
         tell(f"{given.host} sends {name}")
         return answer(run=name, files=files)

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dtprof.launch.collector.sinks import LauncherCard
 from dtprof.launch.run_gathering import OF_A_LAUNCHER, merge_manifests
 from dtprof.records import paths, run_facts, schema, writer
 from dtprof.records.rank_log import archive
@@ -86,50 +87,38 @@ class KeptRun:
         return sorted((one for one in self.launchers.values() if one.manifest), key=_lowest_rank)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """What a launcher says of itself when it begins, or goes on."""
+def read_opening(body: bytes) -> LauncherCard:
+    """Read the request that opens a run.
 
-    launcher: str  # 32 hexadecimal digits, chosen at random
-    name: str  # of the run
-    is_named: bool  # the user chose the name: another job's run of that name is an error
-    job: str | None  # equal on all hosts of a job
-    joins: bool
-    host: str
-
-    @staticmethod
-    def parse(body: bytes) -> "Opening":
-        """Read a request.
-
-        Raises:
-            Refusal: it is not what a launcher sends.
-        """
-        try:
-            row = json.loads(body)
-            given = Opening(
-                launcher=str(row["launcher"]),
-                name=str(row["name"]),
-                is_named=bool(row["is_named"]),
-                job=None if row.get("job") is None else str(row["job"])[:1000],
-                joins=bool(row["joins"]),
-                host=str(row["host"])[:255],
-            )
-            version = int(row["format"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise Refusal(400, "the opening cannot be read; expected that of a `dtprof run --collect`") from None
-        if len(given.launcher) != 32 or not set(given.launcher) <= set("0123456789abcdef"):
-            raise Refusal(400, "the launcher's number is not one of 32 hexadecimal digits")
-        if not NAME.fullmatch(given.name):
-            raise Refusal(
-                400, f"{given.name!r} is no name for a run; expected letters, digits, dots, dashes: give another -o"
-            )
-        if version > schema.FORMAT_VERSION:
-            raise Refusal(
-                400,
-                f"the run is of format {version}, this collector knows {schema.FORMAT_VERSION}: "
-                "update dtprof where `dtprof collect` runs",
-            )
-        return given
+    Raises:
+        Refusal: it is not what a launcher sends.
+    """
+    try:
+        row = json.loads(body)
+        card = LauncherCard(
+            launcher=str(row["launcher"]),
+            name=str(row["name"]),
+            is_named=bool(row["is_named"]),
+            job=None if row.get("job") is None else str(row["job"])[:1000],
+            joins=bool(row["joins"]),
+            host=str(row["host"])[:255],
+        )
+        version = int(row["format"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Refusal(400, "the opening cannot be read; expected that of a `dtprof run --collect`") from None
+    if len(card.launcher) != 32 or not set(card.launcher) <= set("0123456789abcdef"):
+        raise Refusal(400, "the launcher's number is not one of 32 hexadecimal digits")
+    if not NAME.fullmatch(card.name):
+        raise Refusal(
+            400, f"{card.name!r} is no name for a run; expected letters, digits, dots, dashes: give another -o"
+        )
+    if version > schema.FORMAT_VERSION:
+        raise Refusal(
+            400,
+            f"the run is of format {version}, this collector knows {schema.FORMAT_VERSION}: "
+            "update dtprof where `dtprof collect` runs",
+        )
+    return card
 
 
 class RunStore:
@@ -192,7 +181,7 @@ class RunStore:
 
     # Openings
 
-    def open(self, given: Opening) -> tuple[str, dict[str, list[int]]]:
+    def open(self, given: LauncherCard) -> tuple[str, dict[str, list[int]]]:
         """Return the name of the run that a launcher sends to, and size and time of each of its files.
 
         Raises:
@@ -211,7 +200,7 @@ class RunStore:
         run.save(launcher)
         return run.path.name, dict(self._files(run, launcher))
 
-    def _find_or_create(self, given: Opening, launcher: SendingLauncher) -> KeptRun:
+    def _find_or_create(self, given: LauncherCard, launcher: SendingLauncher) -> KeptRun:
         if given.job is not None:
             for run in self._runs.values():
                 is_live = run.is_open and time.monotonic() - run.heard_s < STALE_S

@@ -25,12 +25,12 @@ class UnknownLauncherError(SinkError):
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherCard:
-    """What a launcher says of itself."""
+    """What a launcher says of itself when it begins, or goes on."""
 
-    launcher: str
-    name: str
-    is_named: bool
-    job: str | None
+    launcher: str  # 32 hexadecimal digits, chosen at random
+    name: str  # of the run
+    is_named: bool  # the user chose the name: another job's run of that name is an error
+    job: str | None  # equal on all hosts of a job
     joins: bool
     host: str
 

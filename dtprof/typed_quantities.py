@@ -1,4 +1,4 @@
-"""Quantities as they are typed: numbers, shares, times, sizes."""
+"""Quantities as they are typed: numbers, shares, times, sizes, ports."""
 
 import math
 import re
@@ -6,6 +6,7 @@ import re
 from dtprof import settings
 from dtprof.errors import UsageError
 
+MAX_PORT = 65_535
 _AGE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smhdw])")
 _SECONDS = settings.SECONDS | {"d": 86_400, "w": 7 * 86_400}
 _SIZES = {
@@ -28,7 +29,7 @@ def parse_share(option: str, text: str, *, most: float = 1.0) -> float:
         UsageError: it is none, or lies outside 0 to `most`.
     """
     number = text.strip()
-    share = _number(number.removesuffix("%").rstrip()) / (100 if number.endswith("%") else 1)
+    share = plain_number(number.removesuffix("%").rstrip()) / (100 if number.endswith("%") else 1)
     if not 0 <= share <= most:
         upper = f"from 0 to {100 * most:g} %" if math.isfinite(most) else "of 0 % or more"
         raise UsageError(f"{option} is {text!r}; expected a share {upper}, for example {option} 25% or 0.25")
@@ -41,7 +42,7 @@ def parse_milliseconds(option: str, text: str) -> float:
     Raises:
         UsageError: it is no number above 0.
     """
-    value = _number(text.strip())
+    value = plain_number(text.strip())
     if not 0 < value < math.inf:
         raise UsageError(
             f"{option} is {text!r}; expected a number of milliseconds above 0, for example {option} 300 or 12.5"
@@ -55,7 +56,7 @@ def parse_number(option: str, text: str, *, example: str, below: float = math.in
     Raises:
         UsageError: it is none, or not below `below`.
     """
-    value = _number(text.strip())
+    value = plain_number(text.strip())
     if not 0 < value < below:
         raise UsageError(f"{option} is {text!r}; expected a number above 0, for example {option} {example}")
     return value
@@ -67,7 +68,7 @@ def parse_whole(option: str, text: str, least: int, most: int) -> int:
     Raises:
         UsageError: it is none.
     """
-    number = int(text) if text.strip().isdecimal() else least - 1
+    number = int(text) if re.fullmatch(r"\s*\d{1,18}\s*", text) else least - 1
     if not least <= number <= most:
         raise UsageError(f"{option} is {text!r}; expected a whole number from {least} to {most:,}")
     return number
@@ -79,14 +80,24 @@ def parse_size(option: str, text: str) -> int:
     Raises:
         UsageError: it is none above 0, or without a unit.
     """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]+)\s*", text)
-    size = _number(match[1]) * _SIZES.get(match[2].upper(), 0) if match else 0.0
-    if not 0 < size < math.inf:
+    size = size_bytes(text)
+    if size is None:
         raise UsageError(
             f"{option} is {text!r}; expected a size above 0 with its unit (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB), "
             f"for example {option} 8GiB"
         )
     return round(size)
+
+
+def size_bytes(text: str, *, unit: str = "") -> float | None:
+    """Return the bytes of a size such as 8GiB, above 0; None where it is none.
+
+    Parameters:
+        unit: of a number without one; none: it must have one.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", text)
+    size = plain_number(match[1]) * _SIZES.get(match[2].upper() or unit, 0) if match else 0.0
+    return size if 0 < size < math.inf else None
 
 
 def age_seconds(text: str) -> float | None:
@@ -107,6 +118,20 @@ def parse_days(option: str, text: str) -> float:
     return age_s / 86_400
 
 
-def _number(text: str) -> float:
+def parse_port(text: str, *, option: str, example: int, least: int = 0) -> int:
+    """Return the port that an option names; 0 is any free one.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= MAX_PORT):
+        raise UsageError(
+            f"{option} is {text!r}; expected a port from {least} to {MAX_PORT}, for example "
+            f"{option.split()[0]} {example}"
+        )
+    return int(text)
+
+
+def plain_number(text: str) -> float:
     """Return a plain decimal number; -1 for anything else."""
     return float(text) if re.fullmatch(r"[0-9]*\.?[0-9]+|[0-9]+\.", text) else -1.0

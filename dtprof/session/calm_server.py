@@ -1,0 +1,34 @@
+"""The server of the live pages, and of the runs that other hosts send: uvicorn, which wakes seldom here."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+TICK_S = 0.5
+"""After which Ctrl-C ends the server at the latest."""
+
+
+class CalmServer(uvicorn.Server):
+    """Wakes seldom without requests: uvicorn wakes ten times a second, a tenth of the cost of watching."""
+
+    async def main_loop(self) -> None:
+        """Wait for the end."""
+        while not self.should_exit:
+            await asyncio.sleep(TICK_S)
+
+
+def serve(app: Starlette, listening: socket.socket, **options: Any) -> None:
+    """Serve until Ctrl-C or SIGTERM; `options` are of uvicorn.Config."""
+    config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", **options)
+    with contextlib.suppress(KeyboardInterrupt):
+        CalmServer(config).run(sockets=[listening])
+
+
+def address_of(listening: socket.socket, host: str) -> str:
+    """Return host and port as a URL has them."""
+    port = listening.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
