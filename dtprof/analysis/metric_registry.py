@@ -209,6 +209,21 @@ JOB: tuple[Metric[Summary], ...] = (
         prometheus="batch_samples_per_second",
         tracker="samples_per_s",
     ),
+    *(
+        Metric(
+            name=f"mean_{what}_per_s",
+            unit=f"{what}/s",
+            better="higher",
+            definition=f"All {what} that the whole job consumed in the measured steps, over their time.",
+            note="Frameworks print this rate: steps that are longer for an evaluation or a slow loader count in full.",
+            section="Throughput",
+            clock="device",
+            value=partial(_rate, f"mean_{what}_per_s"),
+            null=null,
+            json=f"steps.mean_{what}_per_s",
+        )
+        for what, null in (("tokens", "no model was given token ids"), ("samples", "no model was given a tensor"))
+    ),
     Metric(
         name="exposed_fraction",
         unit="fraction",

@@ -88,6 +88,25 @@ def test_the_rate_is_the_median_of_the_used_steps() -> None:
     assert (found.first_step, found.tokens_per_s, found.tokens_per_step) == (2, 3000, 300)
 
 
+def test_rare_long_steps_set_the_mean_rate_apart_from_the_median() -> None:
+    # 640 tokens a step. Steps 2 to 6 take 0.1 s, but for step 4, whose loader takes 0.6 s: 3,200 tokens in 1.0 s.
+    rank = RankBuilder(0, world_size=1)
+    end = 0
+    for step in range(6):
+        begin, end = end, end + (STEP if step != 3 else 6 * STEP)
+        rank.span("backward", begin + 10 * MS, begin + 60 * MS)
+        if not step:
+            rank.sample("step_tokens", begin + 70 * MS, 640)
+        rank.span("optimizer", end - 10 * MS, end)
+    summary = summarise(MemoryRun([rank]))
+    found = throughput(summary)
+    assert (found.tokens_per_s, found.mean_tokens_per_s) == pytest.approx((6400, 3200))
+    assert found.mean_samples_per_s is None
+    text = " ".join(summary_text(summary).split())
+    assert "6,400 tokens/s, 640 a step; over the time of all measured steps 3,200 tokens/s" in text
+    assert "all measured steps" not in summary_text(job([SAME] * 4))
+
+
 def test_images_have_samples_a_second_and_tokens_are_not_known() -> None:
     summary = job([[(0, 32)] * 6] * 2)
     assert throughput(summary).tokens_per_s is None

@@ -13,7 +13,7 @@ import numpy as np
 from dtprof.analysis.results import Throughput
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.columns import distinct, is_any
-from dtprof.formatting import list_ranks
+from dtprof.formatting import format_rate, list_ranks
 from dtprof.intervals import Column, Floats, Mask
 from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_replicas, is_clear
 from dtprof.records import events
@@ -23,6 +23,8 @@ _EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives by which activations are exchanged; a broadcast distributes buffers."""
 RATES = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
 """A rate of consumption and its unit."""
+WORTH_MEAN = 0.1
+"""The mean rate is said beside the median where it differs by more."""
 _NO_STEP = "no training forward pass of a model was recorded in the steps; dtprof.step(tokens=N) says what is consumed"
 _NONE_OF_IT = {
     "tokens_per_s": "no model was given token ids (integers, batch by sequence); dtprof.step(tokens=N) says how many",
@@ -178,12 +180,28 @@ def measure_throughput(
             samples_per_s=middle(samples, step_s),
             tokens_per_step=middle(tokens),
             samples_per_step=middle(samples),
+            mean_tokens_per_s=_over_time(tokens, step_s),
+            mean_samples_per_s=_over_time(samples, step_s),
             first_step=used.first,
             tokens_per_s_of_steps=tuple(tokens_per_s.tolist()),
             samples_per_s_of_steps=tuple(samples_per_s.tolist()),
         ),
         caveats,
     )
+
+
+def describe_mean_rate(throughput: Throughput) -> str:
+    """Return the mean rate of tokens, else of samples, where rare long steps set it apart from the median; or ''."""
+    known = throughput.tokens_per_s is not None
+    what = "tokens" if known else "samples"
+    middle, mean = (
+        (throughput.tokens_per_s, throughput.mean_tokens_per_s)
+        if known
+        else (throughput.samples_per_s, throughput.mean_samples_per_s)
+    )
+    if not middle or mean is None or abs(mean / middle - 1) < WORTH_MEAN:
+        return ""
+    return f"over the time of all measured steps {format_rate(mean)} {what}/s"
 
 
 def sum_consumption(
@@ -252,6 +270,12 @@ def _mean(values: Floats, of: Floats | float = 1.0) -> float | None:
     counted, divisor = values[cycles], np.broadcast_to(of, values.shape)[cycles]
     known = ~np.isnan(divisor)
     return float(counted[known].sum() / divisor[known].sum()) if known.any() else None
+
+
+def _over_time(values: Floats, step_s: Floats) -> float | None:
+    """Return all that steps of known duration consumed, over their time."""
+    known = ~np.isnan(step_s)
+    return float(values[known].sum() / step_s[known].sum()) if len(values) and known.any() else None
 
 
 def _sum_replicas(

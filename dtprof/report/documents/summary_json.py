@@ -24,6 +24,8 @@ def summary_json(summary: Summary) -> dict[str, Any]:
             document["steps"] |= {
                 "tokens": rates and rates.tokens_per_step,
                 "samples": rates and rates.samples_per_step,
+                "mean_tokens_per_s": rates and rates.mean_tokens_per_s,
+                "mean_samples_per_s": rates and rates.mean_samples_per_s,
             }
             document |= {"tokens_per_s": rates and rates.tokens_per_s, "samples_per_s": rates and rates.samples_per_s}
         elif name == "ranks":

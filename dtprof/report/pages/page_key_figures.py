@@ -6,6 +6,7 @@ from typing import NamedTuple
 from dtprof.analysis.communication.traffic import measure_overlap
 from dtprof.analysis.pipeline.bubbles import has_unknown_bubble
 from dtprof.analysis.results import BUBBLE, Summary
+from dtprof.analysis.steps.throughput import describe_mean_rate
 from dtprof.formatting import format_count, format_rate, list_ranks, plural
 from dtprof.report.figures.figure_numbers import NBSP, format_bytes, format_duration, format_share
 from dtprof.report.figures.palette import hue_of
@@ -111,6 +112,8 @@ def _throughput(summary: Summary) -> KeyFigure:
     beside = [f"{per_step:,.0f} a step, all ranks" if per_step else ""]
     if tokens is not None and samples is not None:
         beside.append(f"{format_rate(samples)} samples/s")
+    if rates is not None:
+        beside.append(describe_mean_rate(rates))
     return KeyFigure(f"{what} per second", format_rate(rate or 0), "; ".join(filter(None, beside)))
 
 

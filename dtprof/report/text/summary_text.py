@@ -26,6 +26,7 @@ from dtprof.analysis.results import (
     Summary,
     Throughput,
 )
+from dtprof.analysis.steps.throughput import describe_mean_rate
 from dtprof.formatting import (
     UNKNOWN,
     format_bytes,
@@ -193,7 +194,7 @@ def _throughput_lines(throughput: Throughput | None) -> list[str]:
         for rate, count, what in rates
         if rate is not None
     ]
-    return labelled("throughput", "; ".join(shown))
+    return labelled("throughput", "; ".join(filter(None, [*shown, describe_mean_rate(throughput)])))
 
 
 def _rank_lines(summary: Summary) -> list[str]:
