@@ -84,6 +84,27 @@ class DoctorCase:
         return [rank for rank in range(self.world_size) if rank not in seen]
 
 
+def finding(
+    severity: str,
+    kind: str,
+    summary: str,
+    *advice: str,
+    of: Iterable[RankProbe] = (),
+    hosts: Iterable[str] = (),
+    ranks: Iterable[int] = (),
+) -> LaunchFinding:
+    """Return a finding on these ranks and their hosts; or on `hosts` and `ranks`, where it is not of just those."""
+    probes = tuple(of)
+    return LaunchFinding(
+        kind=kind,
+        severity=severity,
+        summary=summary,
+        hosts=hosts_of(probes) or tuple(hosts),
+        ranks=ranks_of(probes) or tuple(ranks),
+        advice=advice,
+    )
+
+
 def ranks_of(probes: Iterable[RankProbe]) -> tuple[int, ...]:
     """Return the ranks of documents, in order."""
     return tuple(sorted({probe.rank for probe in probes}))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dtprof.analysis.doctor.doctor_case import (
     DoctorCase,
     LaunchFinding,
+    finding,
     hosts_of,
     listed,
     ranks_of,
@@ -74,13 +75,12 @@ def interfaces(case: DoctorCase) -> Iterator[LaunchFinding]:
 
 
 def _of_interface(probes: list[RankProbe], text: str, advice: str) -> LaunchFinding:
-    return LaunchFinding(
-        kind="interface",
-        severity="error",
-        summary=f"{text}.",
-        hosts=hosts_of(probes),
-        ranks=ranks_of(probes),
-        advice=(advice,),
+    return finding(
+        "error",
+        "interface",
+        f"{text}.",
+        advice,
+        of=probes,
     )
 
 
@@ -96,14 +96,13 @@ def interface_speeds(case: DoctorCase) -> Iterator[LaunchFinding]:
     usual = sorted(known.values())[len(known) // 2]
     slow = tuple(sorted(host for host, speed in known.items() if speed < usual))
     if slow:
-        yield LaunchFinding(
-            kind="interface-speed",
-            severity="warning",
-            summary=f"The fastest interface of {listed(slow)} was negotiated at {known[slow[0]]:,} "
-            "Mbit/s, that of most hosts "
+        yield finding(
+            "warning",
+            "interface-speed",
+            f"The fastest interface of {listed(slow)} was negotiated at {known[slow[0]]:,} Mbit/s, that of most hosts "
             f"at {usual:,}.",
+            "Look at the cable, the port of the switch and the driver of that host.",
             hosts=slow,
-            advice=("Look at the cable, the port of the switch and the driver of that host.",),
         )
 
 
@@ -114,16 +113,13 @@ def shared_memory(case: DoctorCase) -> Iterator[LaunchFinding]:
         if size is None or free is None:
             continue
         if size < LITTLE_SHARED_BYTES or free < LITTLE_FREE_SHARED_BYTES:
-            yield LaunchFinding(
-                kind="shared-memory",
-                severity="warning",
-                summary=f"/dev/shm of {probe.host} has {format_bytes(size)}, {format_bytes(free)} of "
-                "it free: workers of "
+            yield finding(
+                "warning",
+                "shared-memory",
+                f"/dev/shm of {probe.host} has {format_bytes(size)}, {format_bytes(free)} of it free: workers of "
                 "DataLoaders and NCCL end with a bus error where it is used up.",
+                "Give a container more: docker run --shm-size=16g, or in Kubernetes a volume of medium Memory.",
                 hosts=(probe.host,),
-                advice=(
-                    "Give a container more: docker run --shm-size=16g, or in Kubernetes a volume of medium Memory.",
-                ),
             )
 
 
@@ -132,37 +128,34 @@ def limits(case: DoctorCase) -> Iterator[LaunchFinding]:
     needed = FILES_PER_RANK * case.world_size + FILES_BESIDE
     few = [probe for probe in case.probes if probe.open_files is not None and 0 <= probe.open_files < needed]
     if few:
-        yield LaunchFinding(
-            kind="open-files",
-            severity="warning",
-            summary=f"A rank may open {few[0].open_files:,} files on {listed(hosts_of(few))}, and may need {needed:,}: "
+        yield finding(
+            "warning",
+            "open-files",
+            f"A rank may open {few[0].open_files:,} files on {listed(hosts_of(few))}, and may need {needed:,}: "
             f"{FILES_PER_RANK} connections for each of {plural(case.world_size, 'rank')} and {FILES_BESIDE} beside.",
-            hosts=hosts_of(few),
-            ranks=ranks_of(few),
-            advice=("Raise it before the launch: ulimit -n 65536",),
+            "Raise it before the launch: ulimit -n 65536",
+            of=few,
         )
     locked = [p for p in case.firsts if p.has_infiniband and p.locked_memory_bytes not in (None, -1)]
     if locked:
-        yield LaunchFinding(
-            kind="locked-memory",
-            severity="warning",
-            summary=f"{listed(hosts_of(locked))} has InfiniBand, and its ranks may lock "
-            f"{format_bytes(locked[0].locked_memory_bytes)} "
-            "of memory only: NCCL cannot register its buffers beyond.",
+        yield finding(
+            "warning",
+            "locked-memory",
+            f"{listed(hosts_of(locked))} has InfiniBand, and its ranks may lock "
+            f"{format_bytes(locked[0].locked_memory_bytes)} of memory only: NCCL cannot register its buffers beyond.",
+            "Set it to unlimited: ulimit -l unlimited; docker run --ulimit memlock=-1",
             hosts=hosts_of(locked),
-            advice=("Set it to unlimited: ulimit -l unlimited; docker run --ulimit memlock=-1",),
         )
     for probe in case.firsts:
         wanted = (probe.user_threads or 0) + THREADS_PER_RANK * len(case.hosts[probe.host])
         if probe.processes is not None and probe.user_threads is not None and 0 <= probe.processes < wanted:
-            yield LaunchFinding(
-                kind="process-limit",
-                severity="warning",
-                summary=f"{probe.host} allows this user {probe.processes:,} threads, of which "
-                f"{probe.user_threads:,} run; "
-                f"the ranks may start {THREADS_PER_RANK} each.",
+            yield finding(
+                "warning",
+                "process-limit",
+                f"{probe.host} allows this user {probe.processes:,} threads, of which {probe.user_threads:,} run; the "
+                f"ranks may start {THREADS_PER_RANK} each.",
+                "Raise it before the launch: ulimit -u 65536",
                 hosts=(probe.host,),
-                advice=("Raise it before the launch: ulimit -u 65536",),
             )
 
 
@@ -174,12 +167,12 @@ def memory(case: DoctorCase) -> Iterator[LaunchFinding]:
         if available is not None and available < LITTLE_MEMORY_BYTES * ranks:
             limit = probe.memory_limit_bytes
             of = f" of the limit of {format_bytes(limit)} of its control group" if limit is not None else ""
-            yield LaunchFinding(
-                kind="memory",
-                severity="warning",
-                summary=f"{probe.host} has {format_bytes(available)} of memory left{of} for {plural(ranks, 'rank')}.",
+            yield finding(
+                "warning",
+                "memory",
+                f"{probe.host} has {format_bytes(available)} of memory left{of} for {plural(ranks, 'rank')}.",
+                "End what else runs there, or give the job more memory.",
                 hosts=(probe.host,),
-                advice=("End what else runs there, or give the job more memory.",),
             )
 
 
@@ -195,19 +188,15 @@ def cores(case: DoctorCase) -> Iterator[LaunchFinding]:
         if len(probes) > most or threads > most:
             each = max(probe.threads or 1 for probe in probes)
             fit = max(1, int(most // len(probes)))
-            yield LaunchFinding(
-                kind="oversubscribed-cores",
-                severity="warning",
-                summary=f"{plural(len(probes), 'rank')} of {host} compute with "
-                f"{plural(each, 'thread')} each, on {most:g} "
+            yield finding(
+                "warning",
+                "oversubscribed-cores",
+                f"{plural(len(probes), 'rank')} of {host} compute with {plural(each, 'thread')} each, on {most:g} "
                 f"core{'s' if most != 1 else ''}: they wait for each other.",
-                hosts=(host,),
-                ranks=ranks_of(probes),
-                advice=(
-                    f"Set OMP_NUM_THREADS={fit}."
-                    if len(probes) <= most
-                    else "Start fewer ranks there, or give them more cores.",
-                ),
+                f"Set OMP_NUM_THREADS={fit}."
+                if len(probes) <= most
+                else "Start fewer ranks there, or give them more cores.",
+                of=probes,
             )
 
 
@@ -216,34 +205,33 @@ def disk(case: DoctorCase) -> Iterator[LaunchFinding]:
     for probe in case.firsts:
         ranks = len(case.hosts[probe.host])
         if probe.disk_error is not None:
-            yield LaunchFinding(
-                kind="disk",
-                severity="warning",
-                summary=f"{probe.host} cannot write to {probe.disk_path} ({probe.disk_error}): its "
-                "ranks would not be recorded.",
+            yield finding(
+                "warning",
+                "disk",
+                f"{probe.host} cannot write to {probe.disk_path} ({probe.disk_error}): its ranks would not be "
+                "recorded.",
+                "Give a directory that every host can write to, with -o DIR.",
                 hosts=(probe.host,),
-                advice=("Give a directory that every host can write to, with -o DIR.",),
             )
             continue
         wanted = ranks * case.max_log_bytes
         if probe.disk_free_bytes is not None and probe.disk_free_bytes < wanted:
-            yield LaunchFinding(
-                kind="disk",
-                severity="warning",
-                summary=f"The disk of {probe.disk_path} on {probe.host} has "
-                f"{format_bytes(probe.disk_free_bytes)} free; records of "
-                f"{plural(ranks, 'rank')} may take {format_bytes(wanted)}.",
+            yield finding(
+                "warning",
+                "disk",
+                f"The disk of {probe.disk_path} on {probe.host} has {format_bytes(probe.disk_free_bytes)} free; "
+                f"records of {plural(ranks, 'rank')} may take {format_bytes(wanted)}.",
+                "Give a directory on another disk with -o DIR, or less space to records with --max-log-mb N.",
                 hosts=(probe.host,),
-                advice=("Give a directory on another disk with -o DIR, or less space to records with --max-log-mb N.",),
             )
         if probe.disk_mb_per_s is not None and probe.disk_mb_per_s < SLOW_DISK_MB_PER_S:
-            yield LaunchFinding(
-                kind="disk",
-                severity="warning",
-                summary=f"The disk of {probe.disk_path} on {probe.host} takes {probe.disk_mb_per_s:.1f} MB/s, a sync "
+            yield finding(
+                "warning",
+                "disk",
+                f"The disk of {probe.disk_path} on {probe.host} takes {probe.disk_mb_per_s:.1f} MB/s, a sync "
                 f"{format_ns(probe.disk_sync_ns)}.",
+                "Write checkpoints and runs to a faster disk.",
                 hosts=(probe.host,),
-                advice=("Write checkpoints and runs to a faster disk.",),
             )
 
 
@@ -252,36 +240,32 @@ def clocks(case: DoctorCase) -> Iterator[LaunchFinding]:
     for probe in case.firsts:
         offset, error = probe.wall_offset_ns, probe.clock_error_ns or 0.0
         if offset is not None and abs(offset) - error > WALL_APART_NS:
-            yield LaunchFinding(
-                kind="clock-offset",
-                severity="warning",
-                summary=f"The wall clock of {probe.host} is {format_ns(abs(offset))} "
-                f"{'behind' if offset > 0 else 'ahead of'} that "
-                f"of rank 0's host (within {format_ns(error)}): times in logs cannot be compared.",
+            yield finding(
+                "warning",
+                "clock-offset",
+                f"The wall clock of {probe.host} is {format_ns(abs(offset))} {'behind' if offset > 0 else 'ahead of'} "
+                f"that of rank 0's host (within {format_ns(error)}): times in logs cannot be compared.",
+                "Start chronyd or another NTP service there; dtprof's own figures are corrected.",
                 hosts=(probe.host,),
-                advice=("Start chronyd or another NTP service there; dtprof's own figures are corrected.",),
             )
         drift, drift_error = probe.clock_drift_ppm, probe.clock_drift_error_ppm
         if drift is not None and drift_error is not None and abs(drift) - drift_error > DRIFT_PPM:
-            yield LaunchFinding(
-                kind="clock-drift",
-                severity="warning",
-                summary=f"The clock of {probe.host} drifts by {drift:+.0f} millionths against that of "
-                "rank 0's host (within "
+            yield finding(
+                "warning",
+                "clock-drift",
+                f"The clock of {probe.host} drifts by {drift:+.0f} millionths against that of rank 0's host (within "
                 f"{drift_error:.0f}).",
+                "Look at the clock source of that host (/sys/devices/system/clocksource) and its NTP service.",
                 hosts=(probe.host,),
-                advice=(
-                    "Look at the clock source of that host (/sys/devices/system/clocksource) and its NTP service.",
-                ),
             )
         if error > COARSE_CLOCK_NS:
-            yield LaunchFinding(
-                kind="clock-error",
-                severity="warning",
-                summary=f"The clock of {probe.host} is known to {format_ns(error)} only: shorter "
-                "waits between hosts are unknown.",
+            yield finding(
+                "warning",
+                "clock-error",
+                f"The clock of {probe.host} is known to {format_ns(error)} only: shorter waits between hosts are "
+                "unknown.",
+                "Packets take that long between the hosts: look at the network, or at the load of the host.",
                 hosts=(probe.host,),
-                advice=("Packets take that long between the hosts: look at the network, or at the load of the host.",),
             )
 
 
@@ -290,24 +274,24 @@ def gpus(case: DoctorCase) -> Iterator[LaunchFinding]:
     for probe in case.firsts:
         for gpu in probe.gpus:
             for severity, text, advice in _gpu_faults(gpu):
-                yield LaunchFinding(
-                    kind="gpu-health",
-                    severity=severity,
-                    summary=f"GPU {gpu.get('index')} of {probe.host} {text}.",
+                yield finding(
+                    severity,
+                    "gpu-health",
+                    f"GPU {gpu.get('index')} of {probe.host} {text}.",
+                    advice,
                     hosts=(probe.host,),
                     ranks=tuple(one.rank for one in case.hosts[probe.host] if one.local_rank == gpu.get("index")),
-                    advice=(advice,),
                 )
     counts = {probe.host: len(probe.gpus) for probe in case.firsts if probe.gpus}
     if len(set(counts.values())) > 1:
         most = max(counts.values())
         fewer = tuple(sorted(host for host, count in counts.items() if count < most))
-        yield LaunchFinding(
-            kind="gpu-health",
-            severity="error",
-            summary=f"{listed(fewer)} shows {plural(counts[fewer[0]], 'GPU')}, other hosts {most}.",
+        yield finding(
+            "error",
+            "gpu-health",
+            f"{listed(fewer)} shows {plural(counts[fewer[0]], 'GPU')}, other hosts {most}.",
+            "Look for a GPU that fell off the bus: nvidia-smi, and Xid in the kernel's log.",
             hosts=fewer,
-            advice=("Look for a GPU that fell off the bus: nvidia-smi, and Xid in the kernel's log.",),
         )
 
 
@@ -350,22 +334,20 @@ def devices(case: DoctorCase) -> Iterator[LaunchFinding]:
             else:
                 chosen.setdefault(probe.devices[local], []).append(probe)
         if without:
-            yield LaunchFinding(
-                kind="device-mapping",
-                severity="error",
-                summary=f"{list_ranks(ranks_of(without)).capitalize()} of {host} have a LOCAL_RANK beyond the "
+            yield finding(
+                "error",
+                "device-mapping",
+                f"{list_ranks(ranks_of(without)).capitalize()} of {host} have a LOCAL_RANK beyond the "
                 f"{plural(len(without[0].devices), 'device')} there.",
-                hosts=(host,),
-                ranks=ranks_of(without),
-                advice=("Start one rank for each device: --nproc-per-node gpu",),
+                "Start one rank for each device: --nproc-per-node gpu",
+                of=without,
             )
         for shared in chosen.values():
             if len(shared) > 1:
-                yield LaunchFinding(
-                    kind="device-mapping",
-                    severity="error",
-                    summary=f"{list_ranks(ranks_of(shared)).capitalize()} of {host} use one device between them.",
-                    hosts=(host,),
-                    ranks=ranks_of(shared),
-                    advice=("Start one rank for each device, and call torch.cuda.set_device(LOCAL_RANK).",),
+                yield finding(
+                    "error",
+                    "device-mapping",
+                    f"{list_ranks(ranks_of(shared)).capitalize()} of {host} use one device between them.",
+                    "Start one rank for each device, and call torch.cuda.set_device(LOCAL_RANK).",
+                    of=shared,
                 )

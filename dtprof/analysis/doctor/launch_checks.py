@@ -7,6 +7,7 @@ from dtprof.analysis.doctor.doctor_case import (
     DoctorCase,
     LaunchFinding,
     PipelineFigures,
+    finding,
     hosts_of,
     listed,
     ranks_of,
@@ -53,37 +54,33 @@ def world_size(case: DoctorCase) -> Iterator[LaunchFinding]:
             for size, probes in sizes.items()
         ]
         few = min(sizes.values(), key=len)
-        yield LaunchFinding(
-            kind="world-size",
-            severity="error",
-            summary=f"WORLD_SIZE is {listed(texts)}: those ranks never meet.",
-            hosts=hosts_of(few),
-            ranks=ranks_of(few),
-            advice=("Give every host the same number of hosts and of ranks a host.",),
+        yield finding(
+            "error",
+            "world-size",
+            f"WORLD_SIZE is {listed(texts)}: those ranks never meet.",
+            "Give every host the same number of hosts and of ranks a host.",
+            of=few,
         )
     twice = {rank: probes for rank, probes in by_rank.items() if len(probes) > 1}
     if twice:
         same = [probe for probes in twice.values() for probe in probes]
-        yield LaunchFinding(
-            kind="world-size",
-            severity="error",
-            summary=f"Several processes are {list_ranks(sorted(twice))}: {plural(len(same), 'process')} on "
+        yield finding(
+            "error",
+            "world-size",
+            f"Several processes are {list_ranks(sorted(twice))}: {plural(len(same), 'process')} on "
             f"{listed(hosts_of(same))}.".replace("processs", "processes"),
-            hosts=hosts_of(same),
-            ranks=ranks_of(same),
-            advice=("Give every host its own --node-rank, and start the command once a host.",),
+            "Give every host its own --node-rank, and start the command once a host.",
+            of=same,
         )
     beyond = [probe for probe in case.probes if probe.rank >= probe.world_size]
     if beyond:
-        yield LaunchFinding(
-            kind="world-size",
-            severity="error",
-            summary=f"{list_ranks(ranks_of(beyond)).capitalize()} of {listed(hosts_of(beyond))} lie "
-            "beyond a WORLD_SIZE of "
+        yield finding(
+            "error",
+            "world-size",
+            f"{list_ranks(ranks_of(beyond)).capitalize()} of {listed(hosts_of(beyond))} lie beyond a WORLD_SIZE of "
             f"{beyond[0].world_size}.",
-            hosts=hosts_of(beyond),
-            ranks=ranks_of(beyond),
-            advice=("Ranks count from 0 to WORLD_SIZE - 1: look at RANK in the launch command.",),
+            "Ranks count from 0 to WORLD_SIZE - 1: look at RANK in the launch command.",
+            of=beyond,
         )
 
 
@@ -95,12 +92,12 @@ def uneven_hosts(case: DoctorCase) -> Iterator[LaunchFinding]:
     usual = max(set(counts.values()), key=lambda count: (list(counts.values()).count(count), count))
     odd = tuple(sorted(host for host, count in counts.items() if count != usual))
     if odd:
-        yield LaunchFinding(
-            kind="uneven-hosts",
-            severity="warning",
-            summary=f"{listed(odd)} starts {plural(counts[odd[0]], 'rank')}, other hosts {usual}.",
+        yield finding(
+            "warning",
+            "uneven-hosts",
+            f"{listed(odd)} starts {plural(counts[odd[0]], 'rank')}, other hosts {usual}.",
+            "See that this is meant: groups of a host are of different sizes.",
             hosts=odd,
-            advice=("See that this is meant: groups of a host are of different sizes.",),
         )
 
 
@@ -112,17 +109,13 @@ def mixed_launchers(case: DoctorCase) -> Iterator[LaunchFinding]:
         slurm = max((_int(probe.variables, "SLURM_NTASKS_PER_NODE") or 0 for probe in probes), default=0)
         if len(agents) > 1 or (agents and max(tasks, slurm) > 1):
             by = "mpirun" if tasks > 1 else "srun" if slurm > 1 else "some launcher"
-            yield LaunchFinding(
-                kind="mixed-launchers",
-                severity="error",
-                summary=f"{by} starts several torchrun on {host} ({max(len(agents), tasks, slurm)}), "
-                "and each starts ranks of its "
-                "own.",
-                hosts=(host,),
-                ranks=ranks_of(probes),
-                advice=(
-                    "Start torchrun once a host (srun --ntasks-per-node=1), or the program itself without torchrun.",
-                ),
+            yield finding(
+                "error",
+                "mixed-launchers",
+                f"{by} starts several torchrun on {host} ({max(len(agents), tasks, slurm)}), and each starts ranks of "
+                "its own.",
+                "Start torchrun once a host (srun --ntasks-per-node=1), or the program itself without torchrun.",
+                of=probes,
             )
     # In reverse: where a launcher has several sets of variables, the first stays.
     by_launcher = {names.launcher: names.rank for names in reversed(RANK_VARIABLES) if names.rank != "RANK"}
@@ -136,15 +129,13 @@ def mixed_launchers(case: DoctorCase) -> Iterator[LaunchFinding]:
             and number != probe.rank
         ]
         if other:
-            yield LaunchFinding(
-                kind="mixed-launchers",
-                severity="error",
-                summary=f"RANK is {other[0].rank} where {launcher} says "
-                f"{other[0].variables[variable]} ({variable}), on "
+            yield finding(
+                "error",
+                "mixed-launchers",
+                f"RANK is {other[0].rank} where {launcher} says {other[0].variables[variable]} ({variable}), on "
                 f"{list_ranks(ranks_of(other))}.",
-                hosts=hosts_of(other),
-                ranks=ranks_of(other),
-                advice=(f"Set RANK from {variable} in each task, not once for all of them.",),
+                f"Set RANK from {variable} in each task, not once for all of them.",
+                of=other,
             )
 
 
@@ -156,15 +147,13 @@ def _int(variables: dict[str, str], name: str) -> int | None:
 def own_start(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Say that the launch shows one rank only."""
     if len(case.probes) == 1 and case.probes[0].launcher == "none":
-        yield LaunchFinding(
-            kind="single-rank",
-            severity="info",
-            summary="The command started one process without RANK and WORLD_SIZE: nothing between ranks was tried.",
+        yield finding(
+            "info",
+            "single-rank",
+            "The command started one process without RANK and WORLD_SIZE: nothing between ranks was tried.",
+            "A program that starts its ranks itself (mp.spawn) is not run here: try torchrun with as many ranks.",
             hosts=hosts_of(case.probes),
             ranks=(0,),
-            advice=(
-                "A program that starts its ranks itself (mp.spawn) is not run here: try torchrun with as many ranks.",
-            ),
         )
 
 
@@ -174,13 +163,13 @@ def microbatches(case: DoctorCase) -> Iterator[LaunchFinding]:
     if stages is None or number is None or stages < 2 or number >= MICROBATCHES_PER_STAGE * stages:
         return
     bubble = (stages - 1) / (number + stages - 1)
-    yield LaunchFinding(
-        kind="few-microbatches",
-        severity="warning",
-        summary=f"{plural(number, 'microbatch')} on {plural(stages, 'stage')}: the bubble of GPipe and 1F1B "
-        f"takes {100 * bubble:.0f} % of a step, "
-        f"with {MICROBATCHES_PER_STAGE * stages} it is {100 * (stages - 1) / (5 * stages - 1):.0f} %.",
-        advice=(f"Use at least {MICROBATCHES_PER_STAGE * stages} microbatches, or an interleaved schedule.",),
+    yield finding(
+        "warning",
+        "few-microbatches",
+        f"{plural(number, 'microbatch')} on {plural(stages, 'stage')}: the bubble of GPipe and 1F1B takes "
+        f"{100 * bubble:.0f} % of a step, with {MICROBATCHES_PER_STAGE * stages} it is "
+        f"{100 * (stages - 1) / (5 * stages - 1):.0f} %.",
+        f"Use at least {MICROBATCHES_PER_STAGE * stages} microbatches, or an interleaved schedule.",
     )
 
 
@@ -192,15 +181,15 @@ def uneven_data(case: DoctorCase) -> Iterator[LaunchFinding]:
     batch = case.pipeline.batch or 1
     longest, shortest = -(-samples // ranks), samples // ranks
     unequal = -(-longest // batch) != -(-shortest // batch)
-    yield LaunchFinding(
-        kind="uneven-data",
-        severity="warning" if unequal else "info",
-        summary=f"{samples:,} samples do not divide into whole batches of {batch} on {ranks} ranks: some ranks "
+    yield finding(
+        "warning" if unequal else "info",
+        "uneven-data",
+        f"{samples:,} samples do not divide into whole batches of {batch} on {ranks} ranks: some ranks "
         + (
             f"may have {plural(-(-longest // batch), 'step')} and others {-(-shortest // batch)}, and the last "
             "collective waits for ever."
             if unequal
             else "have a smaller last batch."
         ),
-        advice=("Use DistributedSampler with drop_last=True, or the Join context of torch.distributed.",),
+        "Use DistributedSampler with drop_last=True, or the Join context of torch.distributed.",
     )

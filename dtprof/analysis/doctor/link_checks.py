@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dtprof.analysis.doctor.doctor_case import DoctorCase, LaunchFinding, listed
+from dtprof.analysis.doctor.doctor_case import DoctorCase, LaunchFinding, finding, listed
 from dtprof.records.rank_probes import CollectiveTimes
 
 SLOW_SHARE = 0.5
@@ -103,14 +103,13 @@ def slow_links(case: DoctorCase) -> Iterator[LaunchFinding]:
         between = [rate for rate in of_backend if rate.is_between_hosts]
         slow = _slow_hosts(between)
         for host, own, usual in slow:
-            yield LaunchFinding(
-                kind="slow-host",
-                severity="warning",
-                summary=f"{host} sends and receives {_rate(own)} at best ({backend}), pairs of the "
-                f"other hosts {_rate(usual)}.",
+            yield finding(
+                "warning",
+                "slow-host",
+                f"{host} sends and receives {_rate(own)} at best ({backend}), pairs of the other hosts {_rate(usual)}.",
+                "Look at that host's interface, its cable and port, and at what else runs there.",
                 hosts=(host,),
                 ranks=tuple(probe.rank for probe in case.probes if probe.host == host),
-                advice=("Look at that host's interface, its cable and port, and at what else runs there.",),
             )
         named = {host for host, _, _ in slow}
         rest = [rate for rate in between if not named & {rate.sender_host, rate.receiver_host}]
@@ -161,15 +160,14 @@ def _slow_pairs(rates: Sequence[PairRate], where: str) -> Iterator[LaunchFinding
         worst = min(slow, key=lambda rate: rate.gb_per_s or 0.0)
         one_way = f"from {worst.sender} to {worst.receiver} only, " if len(slow) == 1 else ""
         hosts = tuple(sorted({worst.sender_host, worst.receiver_host}))
-        yield LaunchFinding(
-            kind="slow-link",
-            severity="warning",
-            summary=f"Between ranks {first} and {second} ({' and '.join(hosts)}) pass "
-            f"{_rate(worst.gb_per_s)} at best, {one_way}"
-            f"latency {worst.latency_us:.0f} us; the median {where} is {_rate(usual)}, {usual_us:.0f} us.",
+        yield finding(
+            "warning",
+            "slow-link",
+            f"Between ranks {first} and {second} ({' and '.join(hosts)}) pass {_rate(worst.gb_per_s)} at best, "
+            f"{one_way}latency {worst.latency_us:.0f} us; the median {where} is {_rate(usual)}, {usual_us:.0f} us.",
+            "Look at the path between the two: cable, port, route, and processes pinned to the same core.",
             hosts=hosts,
             ranks=(first, second),
-            advice=("Look at the path between the two: cable, port, route, and processes pinned to the same core.",),
         )
 
 
@@ -198,15 +196,15 @@ def slower_than_earlier(
         return
     key, now = min(slower.items(), key=lambda item: item[1] / earlier[item[0]])
     hosts = tuple(sorted({host for _, *pair in slower for host in pair}))
-    yield LaunchFinding(
-        kind="slower-than-before",
-        severity="warning",
-        summary=f"From {key[1]} to {key[2]} pass {_rate(now)} at best, {_rate(earlier[key])} in {when}"
+    yield finding(
+        "warning",
+        "slower-than-before",
+        f"From {key[1]} to {key[2]} pass {_rate(now)} at best, {_rate(earlier[key])} in {when}"
         + (
             f"; the same is true of {len(slower) - 1} more of {len(best)} directions ({listed(hosts)})."
             if len(slower) > 1
             else "."
         ),
+        "Look at what changed since: other jobs on the network or the hosts, cables, settings.",
         hosts=hosts,
-        advice=("Look at what changed since: other jobs on the network or the hosts, cables, settings.",),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dtprof.analysis.doctor.doctor_case import (
     DoctorCase,
     LaunchFinding,
+    finding,
     hosts_of,
     listed,
     ranks_of,
@@ -32,26 +33,20 @@ def no_rank(case: DoctorCase) -> Iterator[LaunchFinding]:
     endpoint = case.endpoint
     where = f" at {endpoint.host}:{endpoint.port}" if endpoint is not None and endpoint.port is not None else ""
     if case.exit_status is None:
-        yield LaunchFinding(
-            kind="no-rank",
-            severity="error",
-            summary=f"No rank imported torch within {case.seconds:.0f} s: the launcher still waited, "
-            "most likely for other "
+        yield finding(
+            "error",
+            "no-rank",
+            f"No rank imported torch within {case.seconds:.0f} s: the launcher still waited, most likely for other "
             f"hosts to come to the rendezvous{where}.",
-            advice=(
-                "Start the same command on every host (--nnodes of them) within this time, with the "
-                "same rendezvous id.",
-                "See from each host that the address answers, for example with: nc -vz HOST PORT",
-            ),
+            "Start the same command on every host (--nnodes of them) within this time, with the same rendezvous id.",
+            "See from each host that the address answers, for example with: nc -vz HOST PORT",
         )
         return
-    yield LaunchFinding(
-        kind="no-rank",
-        severity="error",
-        summary=f"No rank imported torch: the command {ended} before one did.",
-        advice=(
-            "Run the command by itself and read its messages; Python with -E, -I or -S is reached by dtprof inject.",
-        ),
+    yield finding(
+        "error",
+        "no-rank",
+        f"No rank imported torch: the command {ended} before one did.",
+        "Run the command by itself and read its messages; Python with -E, -I or -S is reached by dtprof inject.",
     )
 
 
@@ -61,17 +56,14 @@ def missing_ranks(case: DoctorCase) -> Iterator[LaunchFinding]:
     if not missing or not case.probes:
         return
     seen = hosts_of(case.probes)
-    yield LaunchFinding(
-        kind="missing-rank",
-        severity="error",
-        summary=f"{list_ranks(missing).capitalize()} of {case.world_size} did not come within the "
-        "time; those that came "
-        f"are on {listed(seen)}.",
+    yield finding(
+        "error",
+        "missing-rank",
+        f"{list_ranks(missing).capitalize()} of {case.world_size} did not come within the time; those that came are "
+        f"on {listed(seen)}.",
+        "See that the command was started on every host, and that it starts as many ranks there as it says.",
+        "Look at the hosts that are not named here first.",
         ranks=tuple(missing),
-        advice=(
-            "See that the command was started on every host, and that it starts as many ranks there as it says.",
-            "Look at the hosts that are not named here first.",
-        ),
     )
 
 
@@ -84,14 +76,13 @@ def stuck_ranks(case: DoctorCase) -> Iterator[LaunchFinding]:
         if probe.stage != "done":
             groups.setdefault((probe.stage, probe.error or "it was ended"), []).append(probe)
     for (stage, error), probes in groups.items():
-        yield LaunchFinding(
-            kind="rendezvous",
-            severity="error",
-            summary=f"{list_ranks(ranks_of(probes)).capitalize()} on {listed(hosts_of(probes))} never "
+        yield finding(
+            "error",
+            "rendezvous",
+            f"{list_ranks(ranks_of(probes)).capitalize()} on {listed(hosts_of(probes))} never "
             f"{AT_STAGE.get(stage, 'ended')}: {error}.",
-            hosts=hosts_of(probes),
-            ranks=ranks_of(probes),
-            advice=("See the findings on names, addresses and interfaces, and the firewall between these hosts.",),
+            "See the findings on names, addresses and interfaces, and the firewall between these hosts.",
+            of=probes,
         )
 
 
@@ -107,17 +98,15 @@ def unreachable_hosts(case: DoctorCase) -> Iterator[LaunchFinding]:
     most = max(counts.values())
     worst = tuple(sorted(host for host, count in counts.items() if count == most))
     (source, target), address = next(iter(pairs.items()))
-    yield LaunchFinding(
-        kind="unreachable-host",
-        severity="error",
-        summary=f"{plural(len(pairs), 'connection')} between hosts failed: {source} cannot reach {target} at {address}"
+    yield finding(
+        "error",
+        "unreachable-host",
+        f"{plural(len(pairs), 'connection')} between hosts failed: {source} cannot reach {target} at {address}"
         + (f"; {listed(worst)} {'is' if len(worst) == 1 else 'are'} in most of them." if len(pairs) > 1 else "."),
+        "Open all TCP ports between the hosts of a job; gloo and NCCL listen on ports of their own choice.",
+        "Where the address is of the wrong network, name the interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.",
         hosts=worst,
         ranks=ranks_of(probe for probe in case.probes if probe.host in worst),
-        advice=(
-            "Open all TCP ports between the hosts of a job; gloo and NCCL listen on ports of their own choice.",
-            "Where the address is of the wrong network, name the interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.",
-        ),
     )
 
 
@@ -126,22 +115,20 @@ def unresolved_name(case: DoctorCase) -> Iterator[LaunchFinding]:
     failing = [probe for probe in case.probes if probe.master_error is not None]
     endpoint = case.endpoint
     if failing:
-        yield LaunchFinding(
-            kind="name-resolution",
-            severity="error",
-            summary=f"MASTER_ADDR is {failing[0].master!r}, which does not resolve on {listed(hosts_of(failing))}: "
+        yield finding(
+            "error",
+            "name-resolution",
+            f"MASTER_ADDR is {failing[0].master!r}, which does not resolve on {listed(hosts_of(failing))}: "
             f"{failing[0].master_error}.",
-            hosts=hosts_of(failing),
-            ranks=ranks_of(failing),
-            advice=("Use an address, or add the name to DNS or /etc/hosts of those hosts.",),
+            "Use an address, or add the name to DNS or /etc/hosts of those hosts.",
+            of=failing,
         )
     elif endpoint is not None and endpoint.error is not None:
-        yield LaunchFinding(
-            kind="name-resolution",
-            severity="error",
-            summary=f"The command names {endpoint.host!r} to meet at, which does not resolve on this host: "
-            f"{endpoint.error}.",
-            advice=("Use an address, or add the name to DNS or /etc/hosts.",),
+        yield finding(
+            "error",
+            "name-resolution",
+            f"The command names {endpoint.host!r} to meet at, which does not resolve on this host: {endpoint.error}.",
+            "Use an address, or add the name to DNS or /etc/hosts.",
         )
 
 
@@ -151,14 +138,13 @@ def no_address(case: DoctorCase) -> Iterator[LaunchFinding]:
     if not without:
         return
     is_apart = len(case.hosts) > 1 or bool(case.missing)
-    yield LaunchFinding(
-        kind="no-address",
-        severity="error" if is_apart else "info",
-        summary=f"{without[0].launcher} gave {list_ranks(ranks_of(without))} no MASTER_ADDR: "
+    yield finding(
+        "error" if is_apart else "info",
+        "no-address",
+        f"{without[0].launcher} gave {list_ranks(ranks_of(without))} no MASTER_ADDR: "
         + ("ranks of several hosts could not meet." if is_apart else "they met at an address of this host instead."),
-        hosts=hosts_of(without),
-        ranks=ranks_of(without),
-        advice=("Set MASTER_ADDR and MASTER_PORT in the launch, where the program does not find them by itself.",),
+        "Set MASTER_ADDR and MASTER_PORT in the launch, where the program does not find them by itself.",
+        of=without,
     )
 
 
@@ -169,14 +155,13 @@ def loopback_address(case: DoctorCase) -> Iterator[LaunchFinding]:
     masters = [probe for probe in case.firsts if any(map(_is_loopback, probe.master_addresses))]
     away = [probe for probe in masters if probe.rank != 0]
     if away:
-        yield LaunchFinding(
-            kind="loopback-address",
-            severity="error",
-            summary=f"MASTER_ADDR ({away[0].master}) is {away[0].master_addresses[0]} on "
-            f"{listed(hosts_of(away))}: the ranks "
+        yield finding(
+            "error",
+            "loopback-address",
+            f"MASTER_ADDR ({away[0].master}) is {away[0].master_addresses[0]} on {listed(hosts_of(away))}: the ranks "
             "there look for rank 0 on their own host.",
+            "Give the address of rank 0's host that others see; `localhost` works on one host only.",
             hosts=hosts_of(away),
-            advice=("Give the address of rank 0's host that others see; `localhost` works on one host only.",),
         )
     own = [
         probe
@@ -186,14 +171,14 @@ def loopback_address(case: DoctorCase) -> Iterator[LaunchFinding]:
         and all(map(_is_loopback, probe.own_addresses))
     ]
     if own:
-        yield LaunchFinding(
-            kind="loopback-address",
-            severity="error",
-            summary=f"On {listed(hosts_of(own))} the host's own name resolves to {own[0].own_addresses[0]} only: gloo "
-            "gives that address to the other hosts, which cannot reach it.",
+        yield finding(
+            "error",
+            "loopback-address",
+            f"On {listed(hosts_of(own))} the host's own name resolves to {own[0].own_addresses[0]} only: gloo gives "
+            "that address to the other hosts, which cannot reach it.",
+            "Set GLOO_SOCKET_IFNAME to the interface of the network, or correct the name in /etc/hosts.",
             hosts=hosts_of(own),
             ranks=ranks_of(probe for probe in case.probes if probe.host in hosts_of(own)),
-            advice=("Set GLOO_SOCKET_IFNAME to the interface of the network, or correct the name in /etc/hosts.",),
         )
 
 
@@ -207,12 +192,12 @@ def taken_port(case: DoctorCase) -> Iterator[LaunchFinding]:
     if endpoint is None:
         return
     if endpoint.taken_by is not None:
-        yield LaunchFinding(
-            kind="port-taken",
-            severity="error",
-            summary=f"Port {endpoint.port} of this host, at which the ranks are to meet, was taken before the launch "
+        yield finding(
+            "error",
+            "port-taken",
+            f"Port {endpoint.port} of this host, at which the ranks are to meet, was taken before the launch "
             f"({endpoint.taken_by}).",
-            advice=("End the job that holds it (an earlier one?), or give another --master-port or endpoint.",),
+            "End the job that holds it (an earlier one?), or give another --master-port or endpoint.",
         )
 
 
@@ -264,13 +249,12 @@ def _differing(
     (usual, most), *others = ordered
     odd = [probe for _, few in others for probe in few]
     texts = [f"{text} on {_places(few)}" for text, few in others]
-    yield LaunchFinding(
-        kind=kind,
-        severity=severity,
-        summary=f"{what} {usual} on {_places(most)}, {listed(texts, 3)}.",
-        hosts=hosts_of(odd),
-        ranks=ranks_of(odd),
-        advice=(advice,),
+    yield finding(
+        severity,
+        kind,
+        f"{what} {usual} on {_places(most)}, {listed(texts, 3)}.",
+        advice,
+        of=odd,
     )
 
 
