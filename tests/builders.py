@@ -383,6 +383,7 @@ def write_run(
     command: Sequence[str] | None = ("torchrun", "train.py"),
     exit_status: int = 0,
     exits: Sequence[ProcessExit] = (),
+    started_realtime_ns: int = WALL_CLOCK_NS,
 ) -> Path:
     """Write a run that has ended; `command=None` leaves run.json out."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -390,8 +391,8 @@ def write_run(
         manifest = {
             "format_version": schema.FORMAT_VERSION,
             "command": list(command),
-            "started_realtime_ns": WALL_CLOCK_NS,
-            "ended_realtime_ns": WALL_CLOCK_NS + 1,
+            "started_realtime_ns": started_realtime_ns,
+            "ended_realtime_ns": started_realtime_ns + 1,
             "exit_status": exit_status,
             "hosts": sorted({rank.host for rank in ranks}),
         }

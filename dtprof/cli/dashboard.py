@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from dtprof import settings
 from dtprof.typed_quantities import parse_port
 
 DEFAULT_PORT = 8265
@@ -28,7 +29,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "without losing zoom or selection.",
         epilog=EPILOG,
     )
-    parser.add_argument("path", type=Path, metavar="RUN", help="run directory, or a folder of runs")
+    parser.add_argument(
+        "path",
+        type=Path,
+        nargs="?",
+        default=Path(settings.RUNS),
+        metavar="RUN",
+        help=f"run directory, or a folder of runs (default: {settings.RUNS})",
+    )
     parser.add_argument(
         "--port", default=str(DEFAULT_PORT), metavar="P", help="port (default: %(default)s; 0: any that is free)"
     )

@@ -2,9 +2,8 @@
 
 import argparse
 import json
-from pathlib import Path
 
-from dtprof.cli import engine_options
+from dtprof.cli import engine_options, run_argument
 from dtprof.cli.next_command import say_next
 
 EPILOG = """\
@@ -26,13 +25,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Read what a finished, running or killed job left behind, and name the cause of a hang or a crash.",
         epilog=EPILOG,
     )
-    parser.add_argument(
-        "paths",
-        type=Path,
-        metavar="PATH",
-        nargs="+",
-        help="run directory (or those of the nodes of one job), Flight Recorder dumps (pickle or JSON), job logs, or a "
-        "directory of those; several belong to one job",
+    run_argument.add_paths(
+        parser,
+        words="run directory (or those of the nodes of one job), Flight Recorder dumps (pickle or JSON), job logs, or "
+        "a directory of those; several belong to one job",
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, schema 1")
     engine_options.add_options(parser)

@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from dtprof.cli import engine_options
+from dtprof.cli import engine_options, run_argument
 from dtprof.cli.parsers import output_path
 from dtprof.errors import UsageError
 from dtprof.session.run_exports import FOLDERS, FORMATS, TRACES, export_run
@@ -38,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Write a run in the format of another tool; its figures are those of `dtprof summary`.",
         epilog=EPILOG,
     )
-    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    run_argument.add_run(parser)
     parser.add_argument("--format", required=True, choices=FORMATS, help="format to write")
     parser.add_argument(
         "-o",

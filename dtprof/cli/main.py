@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from dtprof import __version__
+from dtprof.cli import run_argument
 from dtprof.cli.parsers import CommandParser
 from dtprof.errors import DtprofError, OutputError
 
@@ -24,9 +25,9 @@ COMMANDS = tuple(command for commands in COMMAND_GROUPS.values() for command in 
 EPILOG = """\
 start here:
   dtprof run -- torchrun --nproc-per-node 4 train.py    record a job, no code change
-  dtprof summary RUN                                    where its time goes
-  dtprof report RUN                                     the same as an interactive page
-  dtprof diagnose RUN                                   which rank, which collective, which line
+  dtprof summary                                        where the time of the newest run goes
+  dtprof report                                         the same as an interactive page
+  dtprof diagnose                                       which rank, which collective, which line
   dtprof demo                                           all of it on the built-in example
 """
 
@@ -79,6 +80,7 @@ def _run(given: list[str]) -> int:
     if cut < len(given):
         parsed.job = [*getattr(parsed, "job", []), *given[cut + 1 :]]
     try:
+        run_argument.fill_in(parsed)
         status: int = parsed.run(parsed)
         sys.stdout.flush()
     except DtprofError as error:

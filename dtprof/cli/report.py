@@ -5,7 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from dtprof.cli import engine_options
+from dtprof.cli import engine_options, run_argument
 from dtprof.cli.parsers import output_path
 from dtprof.session.run_reports import DEFAULT_FILE, write_report
 
@@ -28,7 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Write one self-contained HTML file: it opens from disk and never asks the network for anything.",
         epilog=EPILOG,
     )
-    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    run_argument.add_run(parser)
     parser.add_argument(
         "-o",
         "--output",

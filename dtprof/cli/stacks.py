@@ -2,8 +2,8 @@
 
 import argparse
 import json
-from pathlib import Path
 
+from dtprof.cli import run_argument
 from dtprof.cli.next_command import say_next
 
 EPILOG = """\
@@ -27,7 +27,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "the ranks that differ from the rest come first, with the line from which they differ.",
         epilog=EPILOG,
     )
-    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    run_argument.add_run(parser)
     parser.add_argument("--native", action="store_true", help="include frames of C and C++ code (takes longer)")
     parser.add_argument("--all-threads", action="store_true", help="include the other threads of each rank")
     parser.add_argument(

@@ -2,9 +2,8 @@
 
 import argparse
 import json
-from pathlib import Path
 
-from dtprof.cli import engine_options
+from dtprof.cli import engine_options, run_argument
 
 EPILOG = """\
 examples:
@@ -25,7 +24,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "and the quality of the measurement.",
         epilog=EPILOG,
     )
-    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    run_argument.add_run(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     form.add_argument("--markdown", action="store_true", help="print Markdown for an issue or a pull request")

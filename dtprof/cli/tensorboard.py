@@ -3,9 +3,8 @@
 import argparse
 import shlex
 import sys
-from pathlib import Path
 
-from dtprof.cli import engine_options
+from dtprof.cli import engine_options, run_argument
 from dtprof.session.tensorboard_view import view_run
 from dtprof.typed_quantities import parse_port
 
@@ -29,7 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Export a run to a temporary log directory and start TensorBoard on it, on this machine only.",
         epilog=EPILOG,
     )
-    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    run_argument.add_run(parser)
     parser.add_argument("--port", default=str(PORT), metavar="P", help="port to listen on (default: %(default)s)")
     engine_options.add_options(parser)
 

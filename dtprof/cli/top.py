@@ -1,8 +1,8 @@
 """`dtprof top`: the activity of every rank of a running job, on a terminal."""
 
 import argparse
-from pathlib import Path
 
+from dtprof.cli import run_argument
 from dtprof.cli.next_command import say_next
 
 EPILOG = """\
@@ -26,7 +26,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "and memory, and what is wrong. Ends when the job has ended, or with q.",
         epilog=EPILOG,
     )
-    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory of a job that runs")
+    run_argument.add_run(parser, words="run directory of a job that runs")
     parser.add_argument("--once", action="store_true", help="print one screen; the default where stdout is no terminal")
 
 

@@ -4,10 +4,9 @@ import argparse
 import json
 import math
 import sys
-from pathlib import Path
 
 from dtprof import settings
-from dtprof.cli import engine_options
+from dtprof.cli import engine_options, run_argument
 from dtprof.errors import UsageError
 
 DEFAULT_STEPS = 3
@@ -35,7 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "what took the time; with --now, let the ranks of a running job on this host take one.",
         epilog=EPILOG,
     )
-    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    run_argument.add_run(parser)
     parser.add_argument("--ranks", default="", metavar="LIST", help="ranks such as 0,5 or 0-3,8 (default: all)")
     parser.add_argument(
         "--top", type=_count, default=DEFAULT_TOP, metavar="N", help="operators and kernels to list (default: 10)"

@@ -2,9 +2,8 @@
 
 import argparse
 import json
-from pathlib import Path
 
-from dtprof.cli import engine_options
+from dtprof.cli import engine_options, run_argument
 from dtprof.cli.parsers import GivenOnce
 
 EPILOG = """\
@@ -29,7 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "like the others, a faster network, another pipeline schedule, more ranks.",
         epilog=EPILOG,
     )
-    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    run_argument.add_run(parser)
     changes = parser.add_argument_group("changes")
     changes.add_argument(
         "--fix",

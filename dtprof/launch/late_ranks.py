@@ -49,7 +49,8 @@ class Profile:
     """Samples of the main thread of one process."""
 
     samples: int
-    lines: Mapping[tuple[str, int, str], Counter[tuple[str, str]]]  # by line of the program: innermost file, function
+    lines: Mapping[tuple[str, int, str], Counter[tuple[str, str]]]
+    """By line of the program: the file and function it is in there, the innermost or that of a data loader."""
 
 
 def read_profile(text: str) -> Profile:
@@ -63,10 +64,12 @@ def read_profile(text: str) -> Profile:
             continue
         samples += int(count)
         parts = [(found[2], int(found[3]), found[1]) for frame in frames if (found := _FRAME.fullmatch(frame))]
-        own = [part for part in parts if is_user_file(part[0])]
-        if own and not any(file.endswith(_IN_OPERATION) for file, _, _ in parts):
-            file, _, function = parts[-1]
-            lines.setdefault(own[-1], Counter())[file, function] += int(count)
+        last = max((i for i, part in enumerate(parts) if is_user_file(part[0])), default=None)
+        if last is not None and not any(file.endswith(_IN_OPERATION) for file, _, _ in parts):
+            # A loader waits for its workers in the standard library, which tells nothing.
+            called = parts[last:]
+            file, _, function = next((part for part in called[1:] if _LOADER in part[0]), called[-1])
+            lines.setdefault(parts[last], Counter())[file, function] += int(count)
     return Profile(samples=samples, lines=lines)
 
 

@@ -28,9 +28,7 @@ def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"dtprof {dtprof.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["summary"], ["report", "a", "b"], ["run", "--nonsense", "--"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["check"], ["report", "a", "b"], ["run", "--nonsense", "--"]])
 def test_what_cannot_be_understood_ends_with_2_and_the_usage(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -40,6 +38,32 @@ def test_what_cannot_be_understood_ends_with_2_and_the_usage(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("usage: dtprof")
+
+
+def test_without_a_run_a_command_takes_the_newest_one_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, started_ns in (("second", 2 * 10**18), ("first", 10**18)):
+        write_run(tmp_path / "dtprof-runs" / name, build_ranks(3), started_realtime_ns=started_ns)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for command in ("summary", "diagnose"):
+        assert main([command, "--json"]) == 0
+        said = capsys.readouterr()
+        assert said.err.startswith("dtprof: the newest run, dtprof-runs/second\n")
+        assert main([command, "--json", "dtprof-runs/second"]) == 0
+        assert capsys.readouterr().out == said.out
+
+
+@pytest.mark.parametrize("command", ["summary", "diagnose", "whatif"])
+def test_without_a_run_where_there_is_none_a_command_says_how_to_record_one(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"dtprof {command}: no run was named, and dtprof-runs/ of this folder holds none; expected ")
+    assert "dtprof run -- COMMAND" in said
 
 
 def test_what_a_command_does_not_know_is_refused_in_its_name(capsys: pytest.CaptureFixture[str]) -> None:

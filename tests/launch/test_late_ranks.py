@@ -34,6 +34,14 @@ def test_the_line_that_the_late_rank_has_more_of_is_named_and_waits_do_not_count
     assert compare_profiles(read_profile(f"{MAIN} 3\n"), on_time) is None  # too few samples
 
 
+def test_a_loader_that_waits_for_its_workers_is_named_and_not_the_call_in_which_it_waits() -> None:
+    selector = "/usr/lib/python3.11/selectors.py"
+    loading = f"{MAIN};__next__ ({LOADER}:734);_get_data ({LOADER}:1300);select ({selector}:415)"
+    found = compare_profiles(read_profile(f"{loading} 60\n{WAIT} 40\n"), read_profile(f"{loading} 10\n{WAIT} 90\n"))
+    assert found is not None
+    assert (found.line, found.inner_file) == (30, LOADER)
+
+
 @pytest.mark.parametrize(
     ("inner", "cpu_s", "io_bytes", "words"),
     [

@@ -85,7 +85,10 @@ def _describe(what: str, value: str) -> str:
     if what in (RANK, HOST, STAGE):
         return f"{what} {value} as fast as the others"
     if what == PHASE and value in IN_BACKGROUND:
-        return {events.DATA: "input loaded", events.CHECKPOINT: "checkpoints written"}[value] + " in the background"
+        return {
+            events.DATA: "input always ready in time",
+            events.CHECKPOINT: "checkpoints written in the background",
+        }[value]
     if what in (OP, PHASE):
         return f"{value} alike on all ranks and in all steps"
     return {

@@ -599,13 +599,15 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
         }
         words = f"{wait_words(tuple(sorted(waiting)))} in a later one"
     blocked = tuple(sorted(waiting))
-    ways = _ways_past(job, culprits, waiting)
+    ways = _ways_past(job, culprits, waiting, skipped)
     facts += [
         f"rank {rank} may have gone past it by the {_way_words(word)}{at_line(site)}" for rank, site, word in ways
     ]
     for rank in culprits:
-        own = [site for other, site, _ in ways if other == rank]
-        now |= {rank: own[0]} if len(own) == 1 else {}
+        # A counter of the loop is the same on a rank that keeps pace: another way is more probable.
+        own = [(site, word) for other, site, word in ways if other == rank]
+        own = [way for way in own if way[1] != COUNTED] or own
+        now |= {rank: own[0][0]} if len(own) == 1 else {}
     made = {
         rank.rank: found
         for rank in job.ranks.values()
@@ -633,14 +635,18 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
 
 
 def _ways_past(
-    job: JobState, culprits: tuple[int, ...], waiting: Mapping[int, Operation]
+    job: JobState, culprits: tuple[int, ...], waiting: Mapping[int, Operation], skipped: Operation
 ) -> list[tuple[int, Site, str]]:
-    """Return, by rank, the lines that may have led the culprits past what they skipped: nothing where many may."""
+    """Return, by rank, the lines that may have led the culprits past what they skipped: nothing where many may.
+
+    The others wait in what was skipped, or have gone on to a later call.
+    """
     known = {rank: frames_of(job.ranks[rank], o) for rank, o in [*waiting.items()][:MAX_ASKED]}
     if not known:
         return []
     reference = job.ranks[max(known, key=lambda rank: len(known[rank]))]
-    after = operation_before(reference, waiting[reference.rank])
+    first = operation_at(reference, skipped.group, skipped.seq) or waiting[reference.rank]
+    after = operation_before(reference, first)
     found = []
     for rank in culprits[:MAX_ASKED]:
         by = job.ranks[rank]
@@ -685,7 +691,7 @@ def _at_another_step(job: JobState, skip: Finding, skipped: Operation) -> Findin
     As after a resume from another step. Had they left the round early, the source would show where.
     """
     waiting = first_blocking_of(job, skip.waiting_ranks)
-    ways = _ways_past(job, skip.culprit_ranks, waiting)
+    ways = _ways_past(job, skip.culprit_ranks, waiting, skipped)
     if {rank for rank, _, _ in ways} < {*skip.culprit_ranks} or any(word != COUNTED for _, _, word in ways):
         return None
     sites = {rank: site for rank, site, _ in ways}

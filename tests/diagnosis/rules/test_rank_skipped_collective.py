@@ -2,9 +2,10 @@
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
+from dtprof.records.tables import Site
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import (
     CONNECTION_LOST,
@@ -419,12 +420,27 @@ def test_calls_of_a_pass_left_out_that_met_those_of_the_next_round_were_skipped(
         last = "G18 G18 S18" if rank.rank == 2 else "G23 G23 R24"
         calls = [*["G18", "G18", "S18", "S18"] * 4, *last.split()]
         for i, call in enumerate(calls):
-            name = {"G": "all_gather", "S": "reduce_scatter", "R": "all_reduce"}[call[0]]
-            site = rank.site(name, line=int(call[1:]))
+            name, line = {"G": "all_gather", "S": "reduce_scatter", "R": "all_reduce"}[call[0]], int(call[1:])
+            site = rank.site(name, line=line, function="evaluate" if line > 20 else "main")
             rank.op(name, 100 * i, 100 * i + 50 if i < len(calls) - 1 else None, step=i // 4, site=site, nbytes=8)
-    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+
+    def place(_: str, line: int) -> SourcePlace:
+        # `if step == 4: evaluate()` at line 19; there `if rank == 2: return` at 22, before both calls.
+        of_main = {"loops": ((17, 19),), "conditions": (19,) if line == 19 else (), "counted": (19,)}
+        return SourcePlace(
+            in_loop=line < 20,
+            following=frozenset(),
+            **(of_main if line < 20 else {"ways_past": ((22, "return"),)}),
+        )
+
+    frames = [
+        Site(file="/home/me/train.py", line=line, function=name) for line, name in ((24, "evaluate"), (19, "main"))
+    ]
+    stacks = {rank: Stack(state="S", cpu_share=None, frames=tuple(frames)) for rank in (0, 1, 3)}
+    finding = decide(build_job(ranks, exit_status=None, find_place=place, stacks=stacks)).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-skipped-collective", (2,), (0, 1, 3))
     assert (finding.seq, finding.call_sites[0].line) == (16, 24)
+    assert finding.culprit_call_sites[2].line == 22
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

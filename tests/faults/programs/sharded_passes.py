@@ -47,6 +47,20 @@ def an_evaluation_that_one_of_four_takes_from_its_cache(rank: int) -> None:
             trainer.evaluate()
 
 
+@faulty("rank-skipped-collective", 2, ranks=4)
+def an_evaluation_that_returns_at_once_on_one_of_four(rank: int) -> None:
+    def evaluate() -> float:
+        if rank == 2:
+            return 0.0  # here
+        return trainer.evaluate()
+
+    trainer = Sharded()
+    for step in range(12):
+        trainer.step(BATCH)
+        if step == 7:
+            evaluate()
+
+
 @faulty("step-mismatch", 1)
 def an_evaluation_on_one_rank_alone(rank: int) -> None:
     trainer = Sharded()
