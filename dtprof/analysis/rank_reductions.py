@@ -10,27 +10,28 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dtprof.analysis.blocked_steps import find_blocked_steps
 from dtprof.analysis.communication.collective_table import RowKey, add_rows, sum_rows
 from dtprof.analysis.communication.communication_sites import SiteKey, sum_sites
 from dtprof.analysis.communication.dropped_operations import sum_dropped
 from dtprof.analysis.communication.exchange_balance import find_exchanges
-from dtprof.analysis.communication.operation_timing import ESTIMATED, NOT_KNOWN, Timing, split_blocked
+from dtprof.analysis.communication.operation_timing import ESTIMATED, NOT_KNOWN, Timing
 from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums, find_rows
 from dtprof.analysis.critical_path.longest_path import RankPath, collect_paths
 from dtprof.analysis.memory.memory_formulas import ModelShare, find_share
 from dtprof.analysis.memory.memory_growth import find_growth
 from dtprof.analysis.memory.rank_memory import find_categories, find_largest, find_peak
 from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, may_be_stage
-from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank, part_steps, time_batch
+from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank, part_steps
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.steps.part_bands import StepParts, sum_parts
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, find_steps
 from dtprof.analysis.steps.step_partition import partition_phases, round_means, sum_steps
 from dtprof.analysis.steps.throughput import RankConsumption, find_consumption
-from dtprof.analysis.stragglers.rank_waits import RankWaits, collect_waits
+from dtprof.analysis.stragglers.rank_waits import RankWaits
 from dtprof.analysis.timeline.step_timeline import RankBars, collect_bars
-from dtprof.intervals import Column, Intervals, locate, share_out, union
+from dtprof.intervals import Column, Intervals, share_out
 from dtprof.job.api_names import find_apis
 from dtprof.job.clock_alignment import collect_marks
 from dtprof.job.clock_errors import ONE_CLOCK, ClockErrors
@@ -262,27 +263,17 @@ def reduce_ranks(
         max_hops: operations of a rank to keep for the critical path; 0: it is not asked for.
         errors: of the clocks of the ranks against each other.
     """
-    operations, blocked = batch.operations, batch.blocked
-    timing = time_batch(batch, instances, errors)
+    blocked = find_blocked_steps(batch, used=used, instances=instances, width=width, errors=errors)
+    timing, step, chosen, seen = blocked.timing, blocked.step, blocked.chosen, blocked.seen
     apis = [find_apis(rank.placed.tables, rank.placed.operations) for rank in batch.ranks]
-    at = locate(batch.place_times(operations["issued_ns"]), batch.windows)
-    step = np.where(at >= 0, batch.numbers[at] - used.first, -1) if len(batch.windows) else at
-    chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
-    unobserved = chosen & ~blocked.known
-    unseen = batch.count(unobserved & blocked.counts)
-    seen = [len(one.windows) > 0 and not number for one, number in zip(batch.ranks, unseen, strict=True)]
     nothing = [None] * len(batch.ranks)
     parts: dict[str, Column] = {}
     totals: Sequence[dict[str, int] | None] = nothing
-    waits: Sequence[RankWaits | None] = nothing
     paths: Sequence[RankPath | None] = nothing
     if any(seen):
-        stretches = split_blocked(blocked, timing, blocked.counts, batch.shift_of_operation)
-        parts = part_steps(batch, stretches)
+        parts = part_steps(batch, blocked.stretches)
         totals = sum_steps(parts, batch.window_bounds)
-        either = union(np.concatenate(stretches))
-        waits = collect_waits(batch, timing=timing, stretches=either, first=used.first, step=step, width=width)
-        paths = collect_paths(batch, timing, either, max_rows=max_hops) if max_hops else nothing
+        paths = collect_paths(batch, timing, blocked.either, max_rows=max_hops) if max_hops else nothing
     phases = sum_steps(partition_phases(batch.windows, batch.phases), batch.window_bounds)
     bars = collect_bars(batch, timing, limit=max_bars) if max_bars else nothing
     serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
@@ -293,7 +284,7 @@ def reduce_ranks(
     counts = [
         batch.count(some)
         for some in (
-            unobserved,
+            blocked.unobserved,
             chosen & (timing.source == ESTIMATED),
             chosen & (timing.source == NOT_KNOWN),
             timing.mixed,
@@ -318,7 +309,7 @@ def reduce_ranks(
                 all_phases_ns=phases[i],
                 all_user_phases_ns=_user_phases(one) if num_steps else {},
                 num_events=_count_events(tables, windows) if num_steps else 0,
-                waits=waits[i] if seen[i] else None,
+                waits=blocked.waits[i],
                 path=paths[i] if seen[i] else None,
                 bars=bars[i],
                 unobserved=num_unobserved,

@@ -1,8 +1,8 @@
 """The summary of a run: rank by rank, then across ranks. Nothing grows with ranks times events."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -22,12 +22,10 @@ from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
 from dtprof.analysis.communication.traffic import list_lateness
 from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_path
-from dtprof.analysis.memory.device_series import samples_each
 from dtprof.analysis.memory.device_use import measure_use
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.memory.rank_memory import find_fragmentation
-from dtprof.analysis.pipeline.bubbles import RankPipeline, measure_pipelines
-from dtprof.analysis.pipeline.slack import Slack
+from dtprof.analysis.pipeline.bubbles import measure_pipelines
 from dtprof.analysis.placed_ranks import RankTiming
 from dtprof.analysis.rank_exits import describe_end
 from dtprof.analysis.rank_reductions import BatchReduction, RankFacts, RankReduction, reduce_ranks
@@ -45,14 +43,14 @@ from dtprof.analysis.results import (
     Spread,
     Steps,
     StepSeries,
-    StragglerResult,
     Summary,
 )
 from dtprof.analysis.steps.part_bands import StepParts, add_parts, list_bands
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.throughput import measure_throughput
-from dtprof.analysis.stragglers.device_clocks import DeviceClock, RankDevice, list_losses, measure_clocks
-from dtprof.analysis.stragglers.straggler_ranks import SlackOf, bin_width, find_stragglers
+from dtprof.analysis.stragglers.device_clocks import list_losses
+from dtprof.analysis.stragglers.run_stragglers import list_durations, name_stragglers, read_device_nodes
+from dtprof.analysis.stragglers.straggler_ranks import bin_width
 from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
 from dtprof.columns import median, percentiles
 from dtprof.intervals import Column
@@ -60,8 +58,6 @@ from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, w
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_ranks, resolve_world_size
-from dtprof.records.nodes.late_lines import read_late_lines
-from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.tables import Array, Group
 
 Found = TypeVar("Found")
@@ -201,23 +197,15 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions[Found]
     world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
     stale = tuple(sorted(set(run.folders) - set(chosen)))
-    durations = _durations(steps.values(), used)
+    durations = list_durations(steps.values(), used)
     collectives = list_collectives(sums)
     num_steps = used.last - used.first + 1 if used.known else 0
     sites = list_sites(reduced.sites, num_steps=num_steps, num_ranks=len(facts))
     groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
     pipeline, pipeline_caveats = measure_pipelines(list(pipelines.values()), windows, used)
-    nodes = _read_device_nodes(run, facts)
-    stragglers, straggler_caveats = _stragglers(
-        run,
-        facts,
-        reductions,
-        pipelines,
-        device_clocks=measure_clocks(_list_devices(surveys, steps, used), nodes, clocks),
-        slack_of=Slack(pipelines, (used.first, used.last)).of,
-        used=used,
-        width=bin_width(used.last - used.first + 1, len(facts)),
-        durations=durations,
+    nodes = read_device_nodes(run, facts)
+    stragglers, straggler_caveats = name_stragglers(
+        run, surveys, [reduction.waits for reduction in reductions], used=used, nodes=nodes
     )
     waited_for = [own.waits.by_culprit() if own.waits is not None else None for own in reductions]
     # A rank waits for members of its groups: few pairs of many ranks. Where they are too many, none is listed.
@@ -402,11 +390,6 @@ def _list_groups(facts: Sequence[RankFacts], first: Container[str] = ()) -> tupl
     )
 
 
-def _durations(steps: Iterable[RankSteps], used: MeasuredSteps) -> Column:
-    columns = [windows[:, 1] - windows[:, 0] for _, windows in (own.used(used.first, used.last) for own in steps)]
-    return np.concatenate(columns) if columns else np.zeros(0, np.int64)
-
-
 def _spread(durations: Column) -> Spread | None:
     if not len(durations):
         return None
@@ -459,58 +442,9 @@ def _rank_result(
     )
 
 
-def _stragglers(
-    run: SurveyedRun,
-    facts: Sequence[RankFacts],
-    reductions: Sequence[RankReduction],
-    pipelines: Mapping[int, RankPipeline],
-    *,
-    device_clocks: Mapping[int, DeviceClock | str],
-    slack_of: SlackOf,
-    used: MeasuredSteps,
-    width: int,
-    durations: Column,
-) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
-    if not used.known or not len(durations):
-        return (), ()
-    found, caveats = find_stragglers(
-        [reduction.waits for reduction in reductions if reduction.waits is not None],
-        used=(used.first, used.last),
-        width=width,
-        step_ns=max(1, round(median(durations))),
-        stages={rank: own.pipeline.stages for rank, own in pipelines.items()},
-        hosts={fact.rank: fact.host for fact in facts},
-        clocks=device_clocks,
-        slack_of=slack_of,
-    )
-    sampled = read_late_lines(run.path) if found else {}
-    return tuple(replace(one, sampled=sampled.get(one.rank)) for one in found), caveats
-
-
-def _read_device_nodes(run: SurveyedRun, facts: Sequence[RankFacts]) -> list[NodeSamples]:
-    """Return the samples of the nodes where a rank computes on a device; nothing is read where none does."""
-    if not any(fact.device_uuid for fact in facts):
-        return []
-    return list(run.node_samples(max_samples=samples_each(len({fact.host for fact in facts}))).values())
-
-
 def _ranks_by_device(surveys: Surveys) -> dict[tuple[str, str], tuple[int, ...]]:
     """Return the ranks that compute on each device, by boot of the host and UUID."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for fact in surveys.facts:
         ranks.setdefault((surveys.boots[fact.rank], fact.device_uuid), []).append(fact.rank)
     return {place: tuple(some) for place, some in ranks.items()}
-
-
-def _list_devices(surveys: Surveys, steps: Mapping[int, RankSteps], used: MeasuredSteps) -> Iterator[RankDevice]:
-    """Return the device of each rank that recorded which it is, and when the rank's measured steps were."""
-    for fact in surveys.facts:
-        _, windows = steps[fact.rank].used(used.first, used.last)
-        if fact.device_uuid and len(windows):
-            yield RankDevice(
-                rank=fact.rank,
-                boot_id=surveys.boots[fact.rank],
-                uuid=fact.device_uuid,
-                begin_ns=int(windows[0, 0]),
-                end_ns=int(windows[-1, 1]),
-            )

@@ -172,9 +172,12 @@ def at_position(ranks: Ranks, tables: Tables, seq: int) -> dict[int, Operation]:
 
 def find_common(seqs: Sequence[Column]) -> list[Column]:
     """Return where each member has the positions that all have, ascending, each once."""
-    first = seqs[0]
-    if (first[1:] > first[:-1]).all() and all(np.array_equal(first, other) for other in seqs[1:]):  # as a rule
-        return [np.arange(len(first)) for _ in seqs]
+    if not all(map(len, seqs)):
+        return [np.zeros(0, np.int64) for _ in seqs]
+    if all((own[1:] - own[:-1] == 1).all() for own in seqs):  # as a rule
+        begins = [int(own[0]) for own in seqs]
+        begin, end = max(begins), min(int(own[-1]) for own in seqs) + 1
+        return [np.arange(begin - own, max(begin, end) - own) for own in begins]
     common = functools.reduce(np.intersect1d, seqs)
     return [np.intersect1d(common, member_seqs, return_indices=True)[2] for member_seqs in seqs]
 

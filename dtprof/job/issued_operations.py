@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import overload
 
 import numpy as np
+import numpy.typing as npt
 
 from dtprof.job.groups import GroupId
 from dtprof.records.codes import NONE
-from dtprof.records.tables import UNKNOWN_NS, Array, Site
+from dtprof.records.tables import UNKNOWN_NS, Array, Site, join, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,17 @@ class RankCollectives:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Calls:
+    """The newest calls of a rank in columns, in the order of issue."""
+
+    collectives: Array  # group_collectives.COLLECTIVE
+    group: npt.NDArray[np.int64]  # of each, in `groups`
+    groups: tuple[GroupId, ...]
+    messages: npt.NDArray[np.int64]  # where each is in RankOperations.operations, ascending
+    peers: frozenset[int]  # of the messages
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankOperations:
     """The operations of one rank, as far as its source knows them."""
 
@@ -197,6 +209,23 @@ class RankOperations:
         groups = self.collectives.groups.items()
         newest = ((group, table, table["row"] >= self.first_row) for group, table in groups)
         return {group: table if chosen.all() else table[chosen] for group, table, chosen in newest}
+
+    @cached_property
+    def newest_calls(self) -> Calls | None:
+        """All of `operations` in columns; None where not each of them is a row there."""
+        tables = self.newest_collectives
+        messages = [table["at"] for table in self.messages.values()]
+        if not tables or sum(map(len, (*tables.values(), *messages))) != len(self.operations):
+            return None
+        collectives, group = join([*tables.values()]), np.repeat(np.arange(len(tables)), [*map(len, tables.values())])
+        order = np.argsort(collectives["row"])
+        return Calls(
+            collectives=select(collectives, order),
+            group=group[order],
+            groups=tuple(tables),
+            messages=np.sort(np.concatenate(messages)) if messages else np.zeros(0, np.int64),
+            peers=frozenset(channel.peer for channel in self.messages),
+        )
 
 
 Ranks = Mapping[int, RankOperations]

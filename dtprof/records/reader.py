@@ -486,7 +486,7 @@ def read_newest(
     if not counts_rest:
         older = list(read_heads(files[: cut.segment]))
     else:
-        counted = count_past(files[: cut.segment], cut, newest, names_in_tables(strings)["ops"])
+        counted = count_past(files[: cut.segment], cut, newest, strings.canonical_ops())
         if counted is None:
             return None
         past, spans, older = counted

@@ -3,6 +3,7 @@
 Times are int64 nanoseconds of the host's CLOCK_MONOTONIC; `UNKNOWN_NS` stands for a time that is not known.
 """
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -133,9 +134,15 @@ def select(rows: Array, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.integer[A
 
 
 def ids_named(names: Sequence[str], wanted: Collection[str]) -> npt.NDArray[np.bool_]:
-    """Return a mask over all 16-bit ids: those of the wanted names."""
+    """Return a mask over all 16-bit ids: those of the wanted names; of ranks with the same names the same mask."""
+    return _ids_named(tuple(names), tuple(wanted))
+
+
+@functools.lru_cache(maxsize=64)
+def _ids_named(names: tuple[str, ...], wanted: tuple[str, ...]) -> npt.NDArray[np.bool_]:
     table = np.zeros(1 << 16, np.bool_)
     table[[i for i, name in enumerate(names) if name in wanted]] = True
+    table.flags.writeable = False
     return table
 
 

@@ -22,7 +22,7 @@ from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, executor_fo
 from dtprof.session.process_liveness import is_alive
 
 if TYPE_CHECKING:
-    from dtprof.analysis.results import StragglerResult, Summary
+    from dtprof.analysis.results import Summary
 
 _Fact = TypeVar("_Fact")
 RECENT_SHARES = (8, 64, 512)
@@ -57,18 +57,18 @@ def diagnose_run(
         NotARunError: the path holds no run.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
+    known = None if summary is None else lambda: stragglers_of(summary)
     opened = open_run(path, engine)
     with executor_for(engine, opened) as executor:
         run = at_hand(opened, executor)
         if in_a_hurry:
-            given = None if summary is None else lambda: summary
-            return diagnose_opened(run, given, executor, newest=recorded_ranks.MAX_OPERATIONS, is_stalled=is_stalled)
-        return diagnose_opened(run, lambda: summary or _summarise(run, executor), executor, beside=beside)
+            return diagnose_opened(run, known, executor, newest=recorded_ranks.MAX_OPERATIONS, is_stalled=is_stalled)
+        return diagnose_opened(run, known or (lambda: _search(run, executor)), executor, beside=beside)
 
 
 def diagnose_opened(
     run: reader.Run,
-    summarise: Callable[[], "Summary"] | None,
+    find_stragglers: Callable[[], facts.Stragglers] | None,
     executor: Executor = THIS_PROCESS,
     *,
     newest: int | None = None,
@@ -78,17 +78,17 @@ def diagnose_opened(
     """Return the verdict on a run that is open.
 
     Parameters:
-        summarise: gives the summary, where a rule needs it; None: stragglers are not looked for.
+        find_stragglers: finds those of the run, where a rule needs them; None: they are not looked for.
         newest: operations of all ranks together that are compared; None for as many as memory allows.
         is_stalled: the caller watches the job and has seen it stall.
         beside: the same job according to other sources.
     """
-    return _with_times_seen(_diagnose_attempts(run, summarise, executor, newest, is_stalled, beside), run)
+    return _with_times_seen(_diagnose_attempts(run, find_stragglers, executor, newest, is_stalled, beside), run)
 
 
 def _diagnose_attempts(
     run: reader.Run,
-    summarise: Callable[[], "Summary"] | None,
+    find_stragglers: Callable[[], facts.Stragglers] | None,
     executor: Executor,
     newest: int | None,
     is_stalled: bool,
@@ -99,11 +99,11 @@ def _diagnose_attempts(
         run,
         reads,
         _observe(run, reads, is_stalled=is_stalled),
-        summarise=summarise,
+        find_stragglers=find_stragglers,
     )
     last = judge(merge([evidence, *beside]))
     # In a hurry, the summary is that of the newest steps already.
-    is_whole = summarise is not None and newest is None
+    is_whole = find_stragglers is not None and newest is None
     if is_whole and not last.verdict.findings and not run.manifest.ended_realtime_ns:
         last = _judge_newest(run, executor, evidence, beside) or last
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
@@ -152,32 +152,18 @@ def _judge_part(
     part: reader.Run, executor: Executor, evidence: JobState, beside: Sequence[JobState]
 ) -> tuple[Attempt | None, float]:
     """Return the verdict on a part of a run, None where its steps are too few or too short; and their seconds."""
-    from dtprof.analysis.run_summary import summarise
+    from dtprof.analysis.stragglers.run_stragglers import search_stragglers
 
-    summary = summarise(part, executor)
-    first, last = summary.steps.used or (1, 0)
-    took_s = max((sum(series.duration_ns) for series in summary.step_series), default=0) / 1e9
-    if first > last or took_s < RECENT_S:
+    searched = search_stragglers(part, executor)
+    took_s = searched.took_ns() / 1e9
+    if not searched.num_steps or took_s < RECENT_S:
         return None, took_s
-    lasting = any(_late_for_s(straggler, summary) >= RECENT_LATE_S for straggler in summary.stragglers)
-    found = summary.stragglers if lasting else ()
-    stragglers = facts.Stragglers(steps=last - first + 1, found=found, newest_s=took_s)
+    lasting = any(searched.late_ns(straggler) >= RECENT_LATE_S * 1e9 for straggler in searched.found)
+    found = searched.found if lasting else ()
+    stragglers = facts.Stragglers(steps=searched.num_steps, found=found, newest_s=took_s)
     ranks = {number: replace(rank, blocked_share=None) for number, rank in evidence.ranks.items()}
     newest = replace(evidence, ranks=ranks, find_stragglers=_constant(stragglers))
     return judge(merge([newest, *beside])), took_s
-
-
-def _late_for_s(straggler: "StragglerResult", summary: "Summary") -> float:
-    """Return how long the steps took from that on in which the rank became late."""
-    since = straggler.since_step or 0
-    of_rank = (series for series in summary.step_series if series.rank == straggler.rank)
-    return (
-        sum(
-            sum(ns for step, ns in zip(series.steps, series.duration_ns, strict=True) if step >= since)
-            for series in of_rank
-        )
-        / 1e9
-    )
 
 
 def _constant(value: _Fact) -> Callable[[], _Fact]:
@@ -215,7 +201,14 @@ def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
     return replace(verdict, findings=tuple(map(dated, verdict.findings)))
 
 
-def _summarise(run: reader.Run, executor: Executor) -> "Summary":
-    from dtprof.analysis.run_summary import summarise
+def stragglers_of(summary: "Summary") -> facts.Stragglers:
+    """Return the stragglers of a summary."""
+    first, last = summary.steps.used or (1, 0)
+    return facts.Stragglers(steps=last - first + 1, found=summary.stragglers)
 
-    return summarise(run.only_newest(recorded_ranks.MAX_COLLECTIVES), executor)
+
+def _search(run: reader.Run, executor: Executor) -> facts.Stragglers:
+    from dtprof.analysis.stragglers.run_stragglers import search_stragglers
+
+    searched = search_stragglers(run.only_newest(recorded_ranks.MAX_COLLECTIVES), executor)
+    return facts.Stragglers(steps=searched.num_steps, found=searched.found)

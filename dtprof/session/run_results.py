@@ -75,7 +75,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
     from dtprof.analysis.timeline.run_closeup import examine
     from dtprof.diagnosis.reported_mismatches import list_reported
     from dtprof.session.process_liveness import confirm_running
-    from dtprof.session.run_diagnosis import diagnose_opened
+    from dtprof.session.run_diagnosis import diagnose_opened, stragglers_of
     from dtprof.session.window_summaries import add_windows
 
     runs = [open_run(run_path, engine) for run_path in (against, path) if run_path is not None]
@@ -85,7 +85,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
         run = runs[-1]
         # The pages load Plotly, which takes as long as the workers take to start.
         beside.submit(importlib.import_module, "dtprof.report.pages.html_file")
-        diagnosed = beside.submit(diagnose_opened, run, summarised.result, executor)
+        diagnosed = beside.submit(diagnose_opened, run, lambda: stragglers_of(summarised.result()), executor)
         try:
             summary, closeup = examine(run, executor)
             summary = add_windows(confirm_running(summary, run), run)

@@ -105,9 +105,9 @@ def account_for(run: "Run", summarise: "Callable[[], Summary]") -> "Account":
     from dtprof.report.figures.figure_source import Source
     from dtprof.report.text.summary_text import summary_text
     from dtprof.report.text.verdict_text import verdict_text
-    from dtprof.session.run_diagnosis import diagnose_opened
+    from dtprof.session.run_diagnosis import diagnose_opened, stragglers_of
 
-    verdict = diagnose_opened(run, summarise)
+    verdict = diagnose_opened(run, lambda: stragglers_of(summarise()))
     summary = summarise()
     texts = {"summary": summary_text(summary), "verdict": verdict_text(verdict)}
     source = Source(summary=summary)

@@ -24,6 +24,21 @@ def test_most_faults_are_named_with_their_ranks_and_line(sample: list[Case]) -> 
     assert sum(case.line_right for case in faulty) >= 0.9 * len(faulty)
 
 
+def test_columns_spare_the_comparison_of_single_operations_and_change_no_verdict(
+    sample: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    def look_closely(*_: object) -> bool:
+        looked.append(_)
+        return False
+
+    monkeypatch.setattr("dtprof.diagnosis.rules.rank_skipped_collective._go_alike", look_closely)
+    again = list(generate(len(MUTATIONS), seed=7))
+    assert [case.verdict for case in again] == [case.verdict for case in sample[: len(again)]]
+    assert looked
+
+
 def test_bands_hold_every_confidence(sample: list[Case]) -> None:
     found = [case for case in sample if case.first is not None]
     assert sum(count for _, _, count, _, _ in calibration(found)) == len(found)

@@ -95,6 +95,8 @@ def _where_lines_differ(tables: dict[int, Array]) -> Iterator[int]:
     for other in others:
         a, b = at_same_positions(reference, other)
         at = np.flatnonzero((a["line"] != b["line"]) & (a["op"] == b["op"]))
+        if not len(at):  # as a rule
+            continue
         lines = np.stack([a["line"][at], b["line"][at]], axis=1)
         _, first = np.unique(lines, axis=0, return_index=True)
         for i in np.sort(first).tolist():

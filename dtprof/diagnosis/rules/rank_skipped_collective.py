@@ -24,6 +24,7 @@ from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT, find_apart
 from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
+from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import MAX_ALIKE, keeps_pattern, usual_operation
 from dtprof.lint.program_order import SourcePlace
@@ -198,6 +199,8 @@ def _skipped(
         return None
     if not is_usual and _made_call_of_its_own(rank, reference):
         return None
+    if _go_alike(reference, rank, start):
+        return None
     ours, theirs = reference.operations, rank.operations
     at, there = start
     along_axis = False
@@ -255,6 +258,31 @@ def _skipped(
                 return None  # one more round of an inner loop, before the step that the others have made
             return Skip(operation=a, fits_steps=not steps or _fits_steps(a, b, steps, theirs, there))
     return None
+
+
+def _go_alike(a: RankState, b: RankState, start: tuple[int, int]) -> bool:
+    """Say whether two ranks made the same collectives as far as both go; False where it takes a closer look.
+
+    They are compared in columns, each pair of calls on one group or on groups without a common member, as those along
+    an axis. Messages count where the two sent them to each other.
+    """
+    ours, theirs = a.newest_calls, b.newest_calls
+    if ours is None or theirs is None or a.rank in theirs.peers or b.rank in ours.peers:
+        return False
+    from_a, from_b = (
+        slice(int(np.searchsorted(calls.collectives["row"], rank.first_row + first)), None)
+        for calls, rank, first in zip((ours, theirs), (a, b), start, strict=True)
+    )
+    num = min(len(ours.collectives[from_a]), len(theirs.collectives[from_b]))
+    x, y = ours.collectives[from_a][:num], theirs.collectives[from_b][:num]
+    same = (x["line"] != 0) & ((x["flags"] | y["flags"]) & codes.DEVICE == 0)
+    for column in ("op", "line", "numel"):
+        same &= x[column] == y[column]
+    pairs = zip(ours.group[from_a][:num].tolist(), theirs.group[from_b][:num].tolist(), strict=True)
+    return bool(same.all()) and all(
+        ours.groups[i] == theirs.groups[j] or _have_no_common_member(ours.groups[i], theirs.groups[j])
+        for i, j in set(pairs)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,12 +541,11 @@ def _alike(a: Operation, b: Operation) -> bool:
 def _is_along_axis(a: Operation, b: Operation) -> bool:
     """Say whether two operations are one call, which each rank makes on its own group, as of tensor parallel."""
     is_one_call = (a.op, a.site, a.p2p) == (b.op, b.site, False) and (a.op not in SIZES_AGREE or a.numel == b.numel)
-    return (
-        is_one_call
-        and a.site is not None
-        and a.group.ranks != b.group.ranks
-        and not {*a.group.ranks} & {*b.group.ranks}
-    )
+    return is_one_call and a.site is not None and _have_no_common_member(a.group, b.group)
+
+
+def _have_no_common_member(a: GroupId, b: GroupId) -> bool:
+    return a.ranks != b.ranks and not {*a.ranks} & {*b.ranks}
 
 
 def _made(operations: Sequence[Operation], first: int, wanted: Operation, distance: int) -> bool:

@@ -115,8 +115,11 @@ def _blocking_collectives(job: JobState) -> dict[int, Operation]:
 
 
 def _awaited_members(job: JobState, operations: dict[int, Operation]) -> Iterator[tuple[Operation, RankState]]:
-    """Yield the members that have not issued these operations, the earliest operation first."""
+    """Yield the members that have not issued these operations, the earliest first; once where several wait alike."""
+    places: dict[tuple[object, ...], Operation] = {}
     for operation in sorted(operations.values(), key=lambda operation: operation.issued_ns):
+        places.setdefault((operation.group, operation.seq, operation.op, operation.site), operation)
+    for operation in places.values():
         for rank in operation.group.ranks:
             member = job.ranks.get(rank)
             if member is not None and member.counts.get((operation.group, False), 0) <= operation.seq:

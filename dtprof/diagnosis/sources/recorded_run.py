@@ -6,7 +6,6 @@ Reads the files of the run alone. What only the caller can know, which processes
 import functools
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +38,6 @@ from dtprof.records import paths, reader
 from dtprof.records.nodes.node_reader import last_heard_s, memory_shares, newest_resident, newest_samples
 from dtprof.records.oom_victims import read_oom_victims
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
-
-if TYPE_CHECKING:
-    from dtprof.analysis.results import Summary
 
 NO_SAMPLES = np.zeros(0, np.int64), np.zeros(0)
 MEMORY_SAMPLES = 6
@@ -86,14 +82,14 @@ def collect(
     reads: Iterable[RankRead],
     host: HostState,
     *,
-    summarise: Callable[[], "Summary"] | None,
+    find_stragglers: Callable[[], facts.Stragglers] | None,
 ) -> facts.JobState:
     """Return the evidence of the newest attempt of a run.
 
     Parameters:
         reads: what the files of each rank hold.
         host: what this host knows of the processes.
-        summarise: gives the summary, where a rule needs it; None: stragglers are not searched for.
+        find_stragglers: finds those of the run, where a rule needs them; None: they are not looked for.
     """
     job_facts = run.job_facts
     same_boot = job_facts.get("boot_id") == host.boot_id
@@ -141,7 +137,7 @@ def collect(
         silent_s=silent_s,
         stopped_on_hang_ns=stopped_on_hang_ns(job_facts),
         oom_kills=job_facts.get("oom_kills") if isinstance(job_facts.get("oom_kills"), int) else 0,
-        find_stragglers=(lambda: _find_stragglers(summarise())) if summarise is not None else None,
+        find_stragglers=find_stragglers,
         host_oom_kills=kills if isinstance(kills := job_facts.get("host_oom_kills"), int) else 0,
         oom_victims=tuple(read_oom_victims(job_facts.get("oom_victims"))),
         find_memory_use=functools.cache(lambda: _find_memory_use(run, ranks, boots)),
@@ -177,11 +173,6 @@ def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.Rank
         if not own.stopped_politely:
             found[rank] = own
     return list(found.values())
-
-
-def _find_stragglers(summary: "Summary") -> facts.Stragglers:
-    first, last = summary.steps.used or (1, 0)
-    return facts.Stragglers(steps=last - first + 1, found=summary.stragglers)
 
 
 def _find_resident(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str]) -> dict[int, int]:

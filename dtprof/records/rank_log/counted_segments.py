@@ -55,7 +55,7 @@ class Cut:
     """Where the newest operations of a log begin."""
 
     segment: int  # index of the file
-    rows: Array  # what that segment holds, as recorded; valid until this thread looks for another cut
+    rows: Array  # the records of that segment; valid until this thread looks for another cut
     row: int  # the first of these to be loaded
     header: dict[str, Any]  # of that segment
     problems: tuple[str, ...]  # in reading it
@@ -85,10 +85,10 @@ def find_newest(files: Sequence[Path], *, of_all: int, of_each: int) -> Cut | No
         keeper = _Keeper()
         problems: list[str] = []
         header = read_segment(files[i], keeper, problems)
-        if header is None or keeper.is_damaged:
+        rows, kind, damaged = sound_rows(keeper.rows())
+        if header is None or damaged:
             continue  # damaged, or just created: the reader loads it without counting
-        rows = keeper.rows()
-        is_operation = (rows["state"] != 0) & (rows["kind"] <= _P2P)
+        is_operation = kind <= _P2P
         own = int(np.count_nonzero(is_operation))
         if count + own < wanted:
             count += own
@@ -151,16 +151,13 @@ class _Keeper:
             _OF_THREAD.rows = np.empty(schema.SEGMENT_CAPACITY, RECORD_DTYPE)
         self._rows: Array = _OF_THREAD.rows
         self._used = 0
-        self.is_damaged = False
 
     def take(self, rows: Array) -> int:
         end = self._used + len(rows)
         # Bytes: numpy copies records field by field.
         self._rows[self._used : end].view(np.uint8)[:] = rows.view(np.uint8)
         self._used = end
-        *_, damaged = sound_rows(rows)
-        self.is_damaged |= damaged > 0
-        return damaged
+        return 0  # it takes them as they are
 
     def rows(self) -> Array:
         return self._rows[: self._used]

@@ -237,7 +237,11 @@ def sound_rows(rows: Array) -> tuple[Array, npt.NDArray[np.uint8], int]:
     # The state, not the head of the segment, marks a written record: threads complete their claims in any order.
     state = np.ascontiguousarray(rows["state"])
     if not state.all():
-        rows, state = select(rows, state != 0), state[state != 0]
+        written = np.flatnonzero(state)
+        end = int(written[-1]) + 1 if len(written) else 0
+        rows, state = rows[:end], state[:end]  # as a rule the rest of a page is not written yet: nothing is copied
+        if len(written) < end:
+            rows, state = select(rows, written), state[written]
     kind = np.ascontiguousarray(rows["kind"])
     sound = (state < _NUM_STATES) & _IS_KIND[kind]
     damaged = len(rows) - int(np.count_nonzero(sound))

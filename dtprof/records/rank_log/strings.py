@@ -204,10 +204,9 @@ class Strings:
         )
         self.early_uses[number] = use, int(row["group"])
 
-    def early_uses_with_groups(self) -> tuple[tables.EarlyUse, ...]:
-        """Return the early uses, each with the group of its operation."""
-        groups = self.groups_with_axes()
-        return tuple(dataclasses.replace(use, group=groups.get(group)) for use, group in self.early_uses.values())
+    def canonical_ops(self) -> tuple[str, ...]:
+        """Return the names of operations and spans, by id, as rules and figures know them."""
+        return tuple(events.canonical_op(name) if name not in events.PHASES else name for name in self.ops)
 
     def _take_group(self, row: dict[str, Any]) -> None:
         known = self.groups.get(int(row["id"]))
@@ -225,11 +224,12 @@ class Strings:
 
 def names_in_tables(strings: Strings) -> dict[str, Any]:
     """Return the fields of a RankTables that come from the strings file."""
+    groups = strings.groups_with_axes()
     return {
-        "ops": tuple(events.canonical_op(name) if name not in events.PHASES else name for name in strings.ops),
+        "ops": strings.canonical_ops(),
         "raw_ops": tuple(strings.ops),
         "sites": strings.sites,
-        "groups": strings.groups_with_axes(),
+        "groups": groups,
         "threads": strings.threads,
         "streams": strings.streams,
         "device_uuid": strings.device_uuid,
@@ -240,7 +240,9 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "features": tuple(strings.features),
         "exceptions": tuple(strings.exceptions),
         "out_of_memory": tuple(strings.out_of_memory),
-        "early_uses": strings.early_uses_with_groups(),
+        "early_uses": tuple(
+            dataclasses.replace(use, group=groups.get(number)) for use, number in strings.early_uses.values()
+        ),
         "wrapped_parameters": tuple(strings.wrapped_parameters),
         "optimizer_ages": tuple(strings.optimizer_ages),
         "crash": strings.crash,

@@ -1,0 +1,149 @@
+"""The stragglers of a run: of its summary, or searched for without the rest of it, in half the time."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dtprof.analysis.blocked_steps import find_blocked_steps
+from dtprof.analysis.memory.device_series import samples_each
+from dtprof.analysis.pipeline.slack import Slack
+from dtprof.analysis.rank_reductions import RankFacts
+from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
+from dtprof.analysis.results import StragglerResult
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
+from dtprof.analysis.stragglers.device_clocks import RankDevice, measure_clocks
+from dtprof.analysis.stragglers.rank_waits import RankWaits
+from dtprof.analysis.stragglers.straggler_ranks import bin_width, find_stragglers
+from dtprof.columns import median
+from dtprof.intervals import NONE, Column, Intervals
+from dtprof.job.clock_alignment import state_errors
+from dtprof.job.rank_executor import Executor, map_tasks
+from dtprof.job.world_size import newest_ranks
+from dtprof.records.nodes.late_lines import read_late_lines
+from dtprof.records.nodes.node_reader import NodeSamples
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStragglers:
+    """The stragglers of a run, and the steps that show them."""
+
+    num_steps: int  # measured
+    steps: Mapping[int, RankSteps]  # by rank, also those before the measured ones
+    found: tuple[StragglerResult, ...]
+
+    def took_ns(self) -> int:
+        """Return how long all steps took, on the rank where they took longest."""
+        return max((_took_ns(own.windows) for own in self.steps.values()), default=0)
+
+    def late_ns(self, straggler: StragglerResult) -> int:
+        """Return how long the steps of a straggler took from that on in which it became late."""
+        own = self.steps[straggler.rank]
+        return _took_ns(own.windows[own.numbers >= (straggler.since_step or 0)])
+
+
+def _took_ns(windows: Intervals) -> int:
+    return int((windows[:, 1] - windows[:, 0]).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitTask(RankTask):
+    """Ranks whose waits are wanted."""
+
+    used: MeasuredSteps
+    width: int  # steps a bin
+
+
+def search_stragglers(run: SurveyedRun, executor: Executor) -> RunStragglers:
+    """Find the stragglers that a summary of the run would name."""
+    surveys = survey_run(run, newest_ranks(run.folders), executor)
+    steps = agree_on_rule(surveys.steps)
+    used = choose_steps(list(steps.values()))
+    errors = state_errors(surveys.clocks, surveys.boots)
+    tasks = (
+        WaitTask(
+            records=run.part(part),
+            clocks=surveys.clocks,
+            steps={rank: steps[rank] for rank in part},
+            pipeline_windows=dict.fromkeys(part, NONE),  # waits are told without bubbles
+            instances=surveys.instances.of(channels),
+            errors=errors,
+            used=used,
+            width=bin_width(used.last - used.first + 1, len(surveys.facts)),
+        )
+        for part, channels in surveys.parts
+    )
+    waits = [own for found in map_tasks(executor, collect_part, tasks if used.known else ()) for own in found]
+    found, _ = name_stragglers(run, surveys, waits, used=used, nodes=read_device_nodes(run, surveys.facts))
+    num_steps = used.last - used.first + 1 if used.known else 0
+    return RunStragglers(num_steps=num_steps, steps=steps, found=found)
+
+
+def collect_part(task: WaitTask) -> list[RankWaits | None]:
+    """Return the waits of each rank; None where its steps, or all that may block it, were not observed."""
+    waits: list[RankWaits | None] = []
+    for batch in task.read_placed(task.used):
+        found = find_blocked_steps(
+            batch, used=task.used, instances=task.instances, width=task.width, errors=task.errors
+        )
+        waits.extend(found.waits)
+    return waits
+
+
+def name_stragglers(
+    run: SurveyedRun,
+    surveys: Surveys,
+    waits: Sequence[RankWaits | None],
+    *,
+    used: MeasuredSteps,
+    nodes: Sequence[NodeSamples],
+) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
+    """Return the stragglers of a run, and caveats about the other ranks.
+
+    Parameters:
+        waits: of each rank in the steps `used`, in bins as wide as `bin_width` says.
+        nodes: where a rank computes on a device.
+    """
+    steps = agree_on_rule(surveys.steps)
+    durations = list_durations(steps.values(), used)
+    if not used.known or not len(durations):
+        return (), ()
+    found, caveats = find_stragglers(
+        [own for own in waits if own is not None],
+        used=(used.first, used.last),
+        width=bin_width(used.last - used.first + 1, len(surveys.facts)),
+        step_ns=max(1, round(median(durations))),
+        stages={rank: own.pipeline.stages for rank, own in surveys.pipelines.items()},
+        hosts={fact.rank: fact.host for fact in surveys.facts},
+        clocks=measure_clocks(_list_devices(surveys, steps, used), nodes, surveys.clocks),
+        slack_of=Slack(surveys.pipelines, (used.first, used.last)).of,
+    )
+    sampled = read_late_lines(run.path) if found else {}
+    return tuple(replace(one, sampled=sampled.get(one.rank)) for one in found), caveats
+
+
+def list_durations(steps: Iterable[RankSteps], used: MeasuredSteps) -> Column:
+    """Return how long the used steps of all ranks took, ns."""
+    columns = [windows[:, 1] - windows[:, 0] for _, windows in (own.used(used.first, used.last) for own in steps)]
+    return np.concatenate(columns) if columns else np.zeros(0, np.int64)
+
+
+def read_device_nodes(run: SurveyedRun, facts: Sequence[RankFacts]) -> list[NodeSamples]:
+    """Return the samples of the nodes where a rank computes on a device; nothing is read where none does."""
+    if not any(fact.device_uuid for fact in facts):
+        return []
+    return list(run.node_samples(max_samples=samples_each(len({fact.host for fact in facts}))).values())
+
+
+def _list_devices(surveys: Surveys, steps: Mapping[int, RankSteps], used: MeasuredSteps) -> Iterator[RankDevice]:
+    """Return the device of each rank that recorded which it is, and when the rank's measured steps were."""
+    for fact in surveys.facts:
+        _, windows = steps[fact.rank].used(used.first, used.last)
+        if fact.device_uuid and len(windows):
+            yield RankDevice(
+                rank=fact.rank,
+                boot_id=surveys.boots[fact.rank],
+                uuid=fact.device_uuid,
+                begin_ns=int(windows[0, 0]),
+                end_ns=int(windows[-1, 1]),
+            )
