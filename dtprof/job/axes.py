@@ -4,6 +4,7 @@ The reader names the axis of each group, from device meshes, frameworks' labels 
 (`records/axis_names.py`). What follows from the names is here, for reports, exporters and live views alike.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
@@ -47,6 +48,17 @@ def purpose_of(group: DescribedGroup) -> str:
     Unlike the name, which counts groups, this is the same in every run and on every node.
     """
     return group.axis or ("" if group.description in UNDEFINED else group.description)
+
+
+def name_groups(groups: Iterable[DescribedGroup]) -> dict[str, str]:
+    """Return for people each group by its name: its purpose, with the name where several groups have that purpose."""
+    purposes = {group.name: axis_words(purpose_of(group)) for group in groups}
+    counted = Counter(purposes.values())
+    return {
+        name: f"{purpose} ({name})" if counted[purpose] > 1 else purpose
+        for name, purpose in purposes.items()
+        if purpose
+    }
 
 
 def is_clear(group: DescribedGroup) -> bool:

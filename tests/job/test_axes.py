@@ -9,6 +9,7 @@ from dtprof.job.axes import (
     axis_words,
     distinct_groups,
     find_replicas,
+    name_groups,
     purpose_of,
 )
 from dtprof.records.axis_names import plain_axis
@@ -31,6 +32,16 @@ def test_a_group_is_for_its_axis_else_for_what_the_program_says(
 
 def test_the_group_of_all_ranks_is_the_world_for_people() -> None:
     assert [axis_words(axis) for axis in ("default_pg", "tp", "losses")] == ["world", "tp", "losses"]
+
+
+def test_a_group_is_named_by_its_purpose_and_by_its_name_where_others_serve_the_same() -> None:
+    groups = [
+        group("0", description="default_pg"),
+        group("1", axis="tp", description="mesh_tp"),
+        group("2", axis="tp", description="mesh_tp"),
+        group("3"),
+    ]
+    assert name_groups(groups) == {"0": "world", "1": "tp (1)", "2": "tp (2)"}
 
 
 @pytest.mark.parametrize(

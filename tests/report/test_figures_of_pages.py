@@ -251,7 +251,7 @@ def test_critical_path_lists_the_longest_of_each_kind_first_and_says_what_groups
         ranks=(PathRank(rank=0, work_ns=1 * MS), PathRank(rank=1, work_ns=2 * MS)),
     )
     page = str(render_critical_path(PANEL, Source(summary=replace(summary, groups=(group,), critical_path=path)), ()))
-    places = [page.index(text) for text in ("forward", "data wait", "tp group 7", "work of rank 1", "work of rank 0")]
+    places = [page.index(text) for text in ("forward", "data wait", ">tp<", "work of rank 1", "work of rank 0")]
     assert places == sorted(places)
     assert "backward" not in page
 

@@ -1,9 +1,10 @@
 """Bandwidth against size: one point for each kind of operation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dtprof.analysis.results import CollectiveResult
 from dtprof.formatting import plural
+from dtprof.job.axes import name_groups
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, new_figure
 from dtprof.report.figures.figure_numbers import format_bytes, format_duration, format_number
 from dtprof.report.figures.figure_source import Source
@@ -23,6 +24,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
             why="No bandwidth is known.",
             remedy="It takes operations whose completion was seen and whose last arrival is known on one clock.",
         )
+    groups = name_groups(source.summary.groups)
     figure = new_figure(
         title="Bandwidth against size", x_title="bytes of one rank in one operation", y_title="bus bandwidth",
         height=330,
@@ -43,7 +45,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
                     "opacity": 0.85,
                 },
                 hoverinfo="text",
-                hovertext=[as_label(_describe(row)) for row in some],
+                hovertext=[as_label(_describe(row, groups)) for row in some],
             )
         )
     ticks = [2**power for power in range(0, 50, 5) if _within(2**power, [row.bytes or 0 for row in known])]
@@ -70,7 +72,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
         rows=tuple(
             (
                 row.op,
-                row.group,
+                groups.get(row.group, row.group),
                 row.api or "\u2013",
                 format_bytes(row.bytes or 0),
                 format_number(row.busbw_gb_per_s or 0, 2),
@@ -97,9 +99,9 @@ def _size(row: CollectiveResult, known: Sequence[CollectiveResult]) -> float:
     return 8 + 20 * float(((row.duration_ns or 0) * row.count / longest) ** 0.5)
 
 
-def _describe(row: CollectiveResult) -> str:
+def _describe(row: CollectiveResult, groups: Mapping[str, str]) -> str:
     lines = [
-        f"{row.op} of group {row.group}" + (f", issued by {row.api}" if row.api else ""),
+        f"{row.op} of {groups.get(row.group, f'group {row.group}')}" + (f", issued by {row.api}" if row.api else ""),
         f"{format_bytes(row.bytes or 0)} at {format_number(row.busbw_gb_per_s or 0, 2)} GB/s",
         f"{plural(row.count, 'operation')} of {format_duration(row.duration_ns or 0)} each",
     ]

@@ -1,7 +1,7 @@
 """How far apart the members of a group arrive at its operations, and who comes last."""
 
 from dtprof.formatting import plural
-from dtprof.job.axes import purpose_of
+from dtprof.job.axes import name_groups
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, new_figure
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration, format_share
 from dtprof.report.figures.figure_source import Source
@@ -20,13 +20,9 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
             why="It is not known when ranks arrived.",
             remedy="It takes collectives that every member recorded on one clock.",
         )
-    described = {group.name: group for group in source.summary.groups}
+    described = name_groups(source.summary.groups)
     unit = choose_unit([group.spread_ns[2] for group in groups], DURATIONS)
-    names = []
-    for group in groups:
-        known = described.get(group.group)
-        word = purpose_of(known) if known else ""
-        names.append(as_label(f"{group.group} {word}".strip()))
+    names = [as_label(described.get(group.group, group.group)) for group in groups]
     figure = new_figure(
         title="From the first arrival to the last", x_title=f"first to last arrival ({unit.name})", y_title="group",
         height=112 + 32 * len(groups),
@@ -68,12 +64,12 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
     figure.update_yaxes(type="category", autorange="reversed", ticks="")
     figure.update_xaxes(rangemode="tozero")
     rows = []
-    for group in groups:
+    for name, group in zip(names, groups, strict=True):
         late = sum(group.last.values())
         worst = max(group.last, key=lambda rank: group.last[rank]) if group.last else None
         rows.append(
             (
-                group.group,
+                name,
                 str(len(group.ranks)),
                 f"{group.count:,}",
                 *(format_duration(value) for value in group.spread_ns),
@@ -82,7 +78,7 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
         )
     return Drawing(
         plot=figure,
-        sentence=f"In group {groups[0].group} half of the operations have all ranks within "
+        sentence=f"Half of the operations of {names[0]} have all ranks within "
         f"{format_duration(groups[0].spread_ns[1])}, the slowest hundredth "
         f"within {format_duration(groups[0].spread_ns[3])}."
         + (f" {len(groups)} of {len(known_groups):,} groups are drawn." if len(known_groups) > len(groups) else ""),

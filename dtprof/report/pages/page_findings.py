@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dtprof.diagnosis.findings import Finding, group_words
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch
 from dtprof.formatting import list_ranks, plural
-from dtprof.job.axes import purpose_of
+from dtprof.job.axes import name_groups
 from dtprof.records.tables import Site
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import format_duration, format_share
@@ -124,13 +124,13 @@ def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:
                 ),
             )
         )
-    groups = {group.name: purpose_of(group) for group in source.summary.groups}
+    groups = name_groups(source.summary.groups)
     kinds = [
         [(f"work: {hue_of(phase).label or phase}", "", time) for phase, time in path.phases_ns.items()],
         [
             (
                 f"transfer: {operation.op}",
-                f"{groups.get(operation.group) or ''} group {operation.group}".strip(),
+                groups.get(operation.group, f"group {operation.group}"),
                 operation.transfer_ns,
             )
             for operation in path.operations

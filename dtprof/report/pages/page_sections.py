@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dtprof.analysis.results import (
     CallSiteResult,
     ExchangeBalance,
-    GroupResult,
     PhaseCommunication,
     PipelineAction,
     PipelineStage,
     Summary,
 )
 from dtprof.formatting import format_count
-from dtprof.job.axes import axis_words
+from dtprof.job.axes import axis_words, name_groups
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import DURATIONS, format_bytes, format_duration, format_share
 from dtprof.report.figures.figure_source import Source
@@ -73,10 +72,10 @@ def render_collectives(panel: Panel, source: Source, _: Pages) -> Markup:
             )
         )
     described = {group.name: group for group in summary.groups}
-    groups = [described.get(row.group) for row in rows]
+    groups, names = [described.get(row.group) for row in rows], name_groups(summary.groups)
     columns = [
         text_column("op", "operation", [row.op for row in rows]),
-        text_column("group", "group", [_name_group(row.group, summary.groups) for row in rows]),
+        text_column("group", "group", [names.get(row.group, row.group) for row in rows]),
         number_column("ranks", "ranks", [len(group.ranks) if group else None for group in groups], _as_count),
         text_column("api", "issued by", [row.api or "\u2013" for row in rows]),
         number_column("count", "count", [row.count for row in rows], _as_count),
@@ -234,15 +233,6 @@ def render_part_bands(panel: Panel, source: Source, _: Pages) -> Markup:
             for which, word in (("p10", "10\u00a0%"), ("median", "median"), ("p90", "90\u00a0%"))
         ]
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
-
-
-def _name_group(name: str, groups: Sequence[GroupResult]) -> str:
-    """Return the description of a group, with its name where another group has the same description."""
-    descriptions = {group.name: group.description for group in groups}
-    description = descriptions.get(name, "")
-    if not description:
-        return name
-    return description if list(descriptions.values()).count(description) == 1 else f"{description} ({name})"
 
 
 def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:
