@@ -305,9 +305,10 @@ STRING_ENTRIES = {
     "is the CRC-32; `some`: the first 8 of them",
     "optimizer": "t_ns, steps, parameters, elements: an optimizer of so many parameters made its first step here, and "
     "had made so many before, by the state that it was given",
-    "pipeline": "id, schedule, num_stages, stages, microbatches, group, group_rank, group_size, order: a pipeline "
-    "schedule and what this rank does in it; `order` is the plan of this rank, one string a slot: empty (idle), or "
-    "actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; null without a plan",
+    "pipeline": "id, schedule, num_stages, stages, microbatches, group, group_rank, group_size, order, "
+    "offered: a pipeline schedule and what this rank does in it; `order` is the plan of this rank, one string a slot: "
+    "empty (idle), or actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; "
+    "null without a plan; `offered`: the schedules of a framework that has few",
     "thread": "id, name, native_id: a thread that issued events",
     "device": "t_ns, device, name, uuid: the accelerator that the rank computes on, such as cuda:0, its name and "
     "UUID (`GPU-...` as NVML has it; of a MIG slice its own)",

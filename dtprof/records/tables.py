@@ -215,6 +215,11 @@ class Pipeline:
     group_rank: int = -1
     group_size: int = 0
     order: tuple[tuple[Action, ...], ...] | None = None  # the plan of this rank by slots; None: it has none
+    offered: tuple[str, ...] | None = None  # the schedules of its framework; None: not limited
+
+    def could_be(self, schedule: str) -> bool:
+        """Say whether the framework of the pipeline has a schedule of this name."""
+        return self.offered is None or schedule in self.offered
 
 
 @dataclass(frozen=True, kw_only=True)

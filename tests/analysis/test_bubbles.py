@@ -1,6 +1,7 @@
 """Bubbles of pipelines, against schedules worked out by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -123,6 +124,29 @@ def test_bubbles_are_distinguished_by_when_they_are() -> None:
     assert result_of(summary_of(one_f_one_b)).by_time == pytest.approx(
         {"warm_up": (20 + 10) / 240, "steady": 0, "drain": (10 + 20) / 240}
     )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "offered", "advice"),
+    [
+        ("ScheduleGPipe", None, "8 microbatches or more, or an interleaved or zero-bubble schedule"),
+        ("1F1B", ("1F1B", "Interleaved1F1B"), "8 microbatches or more, or an interleaved schedule"),
+        ("Interleaved1F1B", ("1F1B", "Interleaved1F1B"), "8 microbatches or more, or more stages a rank"),
+        ("1F1B", ("1F1B",), "8 microbatches or more"),
+        (
+            "ScheduleInterleaved1F1B", None,
+            "8 microbatches or more, more stages a rank, or a zero-bubble schedule",
+        ),
+        ("ScheduleInterleavedZeroBubble", None, "8 microbatches or more"),
+    ],
+)  # fmt: skip
+def test_advice_names_no_schedule_that_the_framework_does_not_have(
+    schedule: str, offered: tuple[str, ...] | None, advice: str
+) -> None:
+    ranks = build(GPIPE)
+    for rank in ranks:
+        rank.pipelines[1] = replace(rank.pipelines[1], schedule=schedule, offered=offered)
+    assert result_of(summarise(MemoryRun(ranks))).advice == advice
 
 
 def test_advice_follows_the_largest_part() -> None:

@@ -120,6 +120,7 @@ def test_1f1b_of_megatron_is_recorded_with_stages_and_microbatches(
     (plan,) = recorder.of("pipeline")
     wanted = {"schedule": "1F1B", "num_stages": 2, "stages": [0], "microbatches": 2, "group": "7", "group_size": 2}
     assert wanted.items() <= plan.items()
+    assert plan["offered"] == ["1F1B", "Interleaved1F1B"]
     assert recorder.of("axis") == [
         {"k": "axis", "group": "7", "axis": "pp", "by": "megatron.core.pipeline_parallel"},
     ]
@@ -314,6 +315,7 @@ def test_pipeline_of_deepspeed_is_recorded_by_its_buffers(
     engine()._exec_schedule(TrainSchedule(acts))
     (plan,) = recorder.of("pipeline")
     assert (plan["schedule"], plan["stages"], plan["microbatches"], plan["group_size"]) == ("1F1B", [1], 2, 2)
+    assert plan["offered"] == ["1F1B"]
     assert recorder.spans == [("pp_step", -1, plan["id"]), (F, 1, 0), (F, 1, 1), (B, 1, 1), (B, 1, 0)]
     assert recorder.num_open == 0
 

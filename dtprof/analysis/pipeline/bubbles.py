@@ -71,6 +71,8 @@ NOT_EVERY_STEP = "the pipeline has measured steps in which not every rank acted"
 UNKNOWN_BUBBLE = "pipeline: the bubble of "
 """How the caveat about it begins."""
 PIPELINE_AXIS = "pp"
+INTERLEAVED = ("Interleaved1F1B", "LoopedBFS")
+"""Schedules with several stages a rank."""
 WORTH_ADVICE = 0.02
 """As a share of the window: smaller parts are not mentioned."""
 
@@ -444,13 +446,26 @@ def _advise(pipeline: Pipeline, parts: Mapping[str, float] | None, bubbles: Mapp
     p, m = pipeline.group_size, pipeline.num_microbatches
     if part == "schedule":
         more = f"{4 * p} microbatches or more" if m < 4 * p else "more microbatches"
-        return f"{more}, or an interleaved or zero-bubble schedule"
+        return more + _other_schedules(pipeline)
     if part == "imbalance":
         busiest = min(bubbles, key=lambda rank: bubbles[rank])
         return f"another split of layers over stages: those of rank {busiest} take longest"
     if part == "exposed_p2p":
         return "faster links between stages, or smaller messages"
     return "steady times: find what disturbs single actions (other load, garbage collection, input of unequal length)"
+
+
+def _other_schedules(pipeline: Pipeline) -> str:
+    """Return how the advice about microbatches goes on: what else the framework has that leaves smaller bubbles."""
+    name = schedule_name(pipeline)
+    if "ZeroBubble" in name or name in ("ZBV", "DualPipeV"):
+        return ""
+    has_zero_bubble = pipeline.could_be("ZBVZeroBubble")
+    if name in INTERLEAVED:
+        return ", more stages a rank, or a zero-bubble schedule" if has_zero_bubble else ", or more stages a rank"
+    kinds = ["interleaved"] if pipeline.could_be("Interleaved1F1B") else []
+    kinds += ["zero-bubble"] if has_zero_bubble else []
+    return f", or {'a' if kinds == ['zero-bubble'] else 'an'} {' or '.join(kinds)} schedule" if kinds else ""
 
 
 def schedule_name(pipeline: Pipeline) -> str:
@@ -470,6 +485,6 @@ def theory_fraction(pipeline: Pipeline) -> float | None:
     name = schedule_name(pipeline)
     if name in ("GPipe", "1F1B"):
         return (p - 1) / (m + p - 1)
-    if name in ("Interleaved1F1B", "LoopedBFS"):
+    if name in INTERLEAVED:
         return (p - 1) / (v * m + p - 1)
     return 0.0 if name == "ZBV" else None

@@ -67,7 +67,8 @@ def find_changes(members: Sequence[RankPipeline], steps: Sequence[int], result: 
     """
     name = schedule_name(members[0].pipeline)
     measured = _measure(members, steps[:MAX_STEPS], name)
-    replayed = _replay_changes(name, measured, result) if measured is not None else None
+    interleaves = members[0].pipeline.could_be("Interleaved1F1B")
+    replayed = _replay_changes(name, measured, result, interleaves=interleaves) if measured is not None else None
     return replayed or Changes(found=_by_formula(members[0], result))
 
 
@@ -111,7 +112,7 @@ def _bubble(rows: Sequence[Array]) -> float:
     return 1 - busy / (len(rows) * max(1, window))
 
 
-def _replay_changes(name: str, measured: _Measured, result: PipelineResult) -> Changes | None:
+def _replay_changes(name: str, measured: _Measured, result: PipelineResult, *, interleaves: bool) -> Changes | None:
     p, v, m = measured.ranks, measured.chunks, measured.microbatches
     message_ns = _fit_messages(name, measured)
 
@@ -129,8 +130,9 @@ def _replay_changes(name: str, measured: _Measured, result: PipelineResult) -> C
     candidates: list[tuple[str, str, int, int, _Took]] = [
         (f"as it is: {m} microbatches", name, v, m, as_measured),
         *((f"{more} microbatches", name, v, more, as_measured) for more in (2 * m, 4 * m)),
-        (f"{2 * v} stages a rank, interleaved", "Interleaved1F1B", 2 * v, m, halved),
     ]
+    if interleaves:
+        candidates.append((f"{2 * v} stages a rank, interleaved", "Interleaved1F1B", 2 * v, m, halved))
     if result.parts is not None and result.parts["imbalance"] > UNEVEN:
         candidates.append(("stages of equal time", name, v, m, even))
     changes: list[ScheduleChange] = []
@@ -208,9 +210,9 @@ def _by_formula(member: RankPipeline, result: PipelineResult) -> tuple[ScheduleC
         change(f"{more} microbatches", (ranks - 1) / (chunks * more + ranks - 1), other)
         for more in (2 * microbatches, 4 * microbatches)
     ]
-    changes.append(
-        change(f"{2 * chunks} stages a rank, interleaved", (ranks - 1) / (2 * chunks * microbatches + ranks - 1), other)
-    )
+    if pipeline.could_be("Interleaved1F1B"):
+        interleaved = (ranks - 1) / (2 * chunks * microbatches + ranks - 1)
+        changes.append(change(f"{2 * chunks} stages a rank, interleaved", interleaved, other))
     if result.parts["imbalance"] > UNEVEN:
         changes.append(
             change("stages of equal time", result.parts["schedule"], max(0.0, other - result.parts["imbalance"]))

@@ -99,6 +99,7 @@ class PipelineTimes:
     host_ns: float  # between actions of a rank that wait for nothing
     windows_ns: Floats  # of these steps, in the replay of the schedule as it ran
     error_ns: float  # by which they miss the measured ones, mean
+    offered: tuple[str, ...] | None = None  # of SCHEDULES, those of its framework; None: not limited
     members: tuple[int, ...] = ()  # the global ranks, in the order of the stages that they begin with
     plan: SchedulePlan = ()  # the actions of each rank as they ran
     lengths_ns: Floats = field(
@@ -122,8 +123,12 @@ class PipelineTimes:
 
     @property
     def other_schedules(self) -> list[str]:
-        """Return the schedules that the pipeline could have instead."""
-        return [name for name in SCHEDULES if name != self.name and self._plan(name, self.microbatches) is not None]
+        """Return the schedules that the pipeline could have instead, of those of its framework."""
+        return [
+            name
+            for name in (SCHEDULES if self.offered is None else self.offered)
+            if name != self.name and self._plan(name, self.microbatches) is not None
+        ]
 
     def predict_change(
         self, *, schedule: str | None = None, microbatches: str | None = None, split: str | None = None
@@ -274,7 +279,9 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int]) -> PipelineT
         return "the actions of the ranks of its pipeline do not fit together to be replayed"
     host_ns, message_ns = gaps
     name = schedule_name(pipeline).lower()
+    offered = pipeline.offered
     return PipelineTimes(
+        offered=None if offered is None else tuple(_NAMES[one.lower()] for one in offered if one.lower() in _NAMES),
         name=_NAMES.get(name, ZB_H1 if "zero" in name else name),
         ranks=pipeline.group_size,
         stages=stages,

@@ -92,6 +92,7 @@ class DeepSpeed:
                 group=name_of(group),
                 group_rank=engine.stage_id,
                 group_size=engine.num_stages,
+                offered=("1F1B",),
             ),
             by,
         )

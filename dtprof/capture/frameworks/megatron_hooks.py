@@ -83,6 +83,7 @@ class Megatron:
                 group=name_of(group),
                 group_rank=group.rank(),
                 group_size=group.size(),
+                offered=tuple(_SCHEDULES.values()),
             ),
             owner_of(module, "schedules"),
         )

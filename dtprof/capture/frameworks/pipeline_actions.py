@@ -30,6 +30,7 @@ class PipelinePlan:
     group_rank: int
     group_size: int
     order: tuple[str, ...] | None = None  # the plan, a slot each; None: the framework has none
+    offered: tuple[str, ...] | None = None  # the schedules of the framework; None: more than a few
 
 
 class PipelineActions:

@@ -313,7 +313,7 @@ def _mesh(row: dict[str, Any]) -> tables.Mesh:
 
 
 def _pipeline(row: dict[str, Any]) -> tables.Pipeline:
-    order = row.get("order")
+    order, offered = row.get("order"), row.get("offered")
     return tables.Pipeline(
         schedule=str(row["schedule"]),
         num_stages=int(row["num_stages"]),
@@ -323,6 +323,7 @@ def _pipeline(row: dict[str, Any]) -> tables.Pipeline:
         group_rank=int(row.get("group_rank", -1)),
         group_size=int(row.get("group_size", 0)),
         order=None if order is None else tuple(tuple(map(_action, str(slot).split())) for slot in order),
+        offered=None if offered is None else tuple(map(str, offered)),
     )
 
 
