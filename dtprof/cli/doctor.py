@@ -56,7 +56,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     program.add_argument("--samples", metavar="N", help="samples of its data set")
     program.add_argument("--batch-size", metavar="N", help="samples of a batch of one rank")
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
-    parser.add_argument("job", nargs="*", metavar="COMMAND", help="the command and its arguments, after `--`")
+    parser.add_argument(
+        "job", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments, best after `--`"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -72,13 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    # What follows the first `--` belongs to the job and is not ours to look at.
+    # What follows the first `--` belongs to the job and is not ours to look at; nor is what follows its first word.
     cut = given.index("--") if "--" in given else len(given)
     parsed, left = build_parser().parse_known_args(given[:cut])
     if left:
         parsed.refuse(left)  # of the command, with its usage
     if cut < len(given):
-        parsed.job = [*getattr(parsed, "job", []), *given[cut + 1 :]]
+        begun = getattr(parsed, "job", [])
+        parsed.job = [*begun, *given[cut if begun else cut + 1 :]]
     try:
         run_argument.fill_in(parsed)
         status: int = parsed.run(parsed)

@@ -38,7 +38,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="leave the bare runs untouched: only whole runs are timed, not steps and start-up",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
-    parser.add_argument("job", nargs="*", metavar="COMMAND", help="the command and its arguments, after `--`")
+    parser.add_argument(
+        "job", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments, best after `--`"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

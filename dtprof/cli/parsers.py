@@ -4,6 +4,7 @@ import argparse
 import difflib
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,10 +61,14 @@ _INVALID_CHOICE = re.compile(r"invalid choice: '([^']+)' \(choose from (.*)\)$")
 
 
 def _close_choice(message: str) -> str:
-    """Return which choice a mistyped one may mean, as a part of argparse's message; empty where none is close."""
+    """Return what a mistyped choice may mean, as a part of argparse's message; empty where that is not known."""
     found = _INVALID_CHOICE.search(message)
-    close = difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1) if found else []
-    return f"; {found[1]} may mean {close[0]}" if found and close else ""
+    if found is None:
+        return ""
+    if close := difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1):
+        return f"; {found[1]} may mean {close[0]}"
+    is_command = "argument COMMAND" in message and shutil.which(found[1]) is not None
+    return f"; to record {found[1]}: dtprof run -- {found[1]}" if is_command else ""
 
 
 class CommandParser(argparse.ArgumentParser):

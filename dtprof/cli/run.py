@@ -47,7 +47,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--off", action="store_true", help="run the command as it is: nothing is recorded [DTPROF_OFF=1]"
     )
-    parser.add_argument("job", nargs="*", metavar="COMMAND", help="the command and its arguments, after `--`")
+    parser.add_argument(
+        "job", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments, best after `--`"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

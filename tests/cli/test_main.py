@@ -81,6 +81,7 @@ def test_what_a_command_does_not_know_is_refused_in_its_name(capsys: pytest.Capt
     ("arguments", "end"),
     [
         (["sumary", "run"], "; sumary may mean summary; see dtprof --help\n"),
+        (["sh", "train.sh"], "; to record sh: dtprof run -- sh; see dtprof --help\n"),
         (["export", "run", "--format", "perfeto"], "; perfeto may mean perfetto; see dtprof export --help\n"),
     ],
 )
@@ -119,12 +120,22 @@ def test_help_lists_every_command_once_under_its_group() -> None:
 
 
 @pytest.mark.parametrize(
-    "job", [["train.py", "--help"], ["x", "--", "-o", "theirs"], ["--version"], ["x", "--off", "--force"]]
+    ("dashes", "job"),
+    [
+        (["--"], ["train.py", "--help"]),
+        (["--"], ["x", "--", "-o", "theirs"]),
+        (["--"], ["--version"]),
+        (["--"], ["x", "--off", "--force"]),
+        ([], ["torchrun", "--nproc-per-node", "2", "train.py", "--off", "-o", "theirs"]),
+        ([], ["x", "--", "-o", "theirs"]),
+    ],
 )
-def test_what_follows_the_dashes_belongs_to_the_job(monkeypatch: pytest.MonkeyPatch, job: list[str]) -> None:
+def test_what_follows_the_dashes_or_the_first_word_belongs_to_the_job(
+    monkeypatch: pytest.MonkeyPatch, dashes: list[str], job: list[str]
+) -> None:
     seen = []
     monkeypatch.setattr(run_command, "run", lambda arguments: seen.append(arguments) or 0)
-    assert main(["run", "-o", "mine", "--", *job]) == 0
+    assert main(["run", "-o", "mine", *dashes, *job]) == 0
     (arguments,) = seen
     assert (arguments.job, arguments.output, arguments.off, arguments.force) == (job, "mine", False, False)
 
