@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.intervals import Column, Mask
+from dtprof.intervals import Column, Floats, Mask
 
 Number = TypeVar("Number", bound=np.generic)
 MOST_COUNTED = 1 << 14
@@ -21,9 +21,57 @@ MOST_COUNTED = 1 << 14
 def distinct(column: npt.NDArray[Number]) -> npt.NDArray[Number]:
     """Return the values of a column in ascending order, each once; NaN is not among them."""
     in_order = np.sort(column, axis=None)
-    is_first = np.ones(len(in_order), np.bool_)
-    is_first[1:] = in_order[1:] != in_order[:-1]
-    return in_order[is_first]
+    return in_order[begins_of(in_order)]
+
+
+def number_distinct(values: npt.NDArray[np.integer[Any]]) -> tuple[Column, Column]:
+    """Return the distinct values in ascending order, and for each row the position of its own.
+
+    Fast where few are distinct, or all are small.
+    """
+    few: Column = distinct(values[: 1 << 10]).astype(np.int64)
+    if len(few) == 1 and (values == few[0]).all():
+        return few, np.zeros(len(values), np.int64)
+    if len(few) and few[0] >= 0 and values.min() >= 0 and (largest := int(values.max())) < 4 * len(values):
+        present = np.bincount(values, minlength=largest + 1) > 0
+        return np.flatnonzero(present), (np.cumsum(present) - 1)[values]
+    place = np.minimum(np.searchsorted(few, values), len(few) - 1)
+    if np.array_equal(few[place], values):
+        return few, place
+    order = np.argsort(values, kind="stable")
+    in_order = values[order]
+    begins = begins_of(in_order)
+    place[order] = np.cumsum(begins) - 1
+    return in_order[begins].astype(np.int64), place
+
+
+def number_alike(*columns: npt.NDArray[np.integer[Any]]) -> tuple[Column, Column]:
+    """Number rows in ascending order of their values, column by column; rows alike in all columns share a number.
+
+    Returns:
+        the number of each row, and the first row of each number.
+    """
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, place = number_distinct(column)
+        _, number = number_distinct(number * len(values) + place)  # at once: the product of all may overflow
+    order = np.argsort(number, kind="stable")
+    return number, order[begins_of(number[order])]
+
+
+def mean_of_each(number: Column, values: npt.NDArray[Any]) -> Floats:
+    """Return the mean of the values of each number; rows have all numbers from 0 on."""
+    means: Floats = np.bincount(number, values) / np.bincount(number)
+    return means
+
+
+def begins_of(*columns: npt.NDArray[Any]) -> Mask:
+    """Say which rows differ from the row before in any column: the first one does."""
+    begins = np.zeros(len(columns[0]), np.bool_)
+    begins[:1] = True
+    for column in columns:
+        begins[1:] |= column[1:] != column[:-1]
+    return begins
 
 
 def count_alike(columns: Sequence[Column]) -> list[Column]:
@@ -37,14 +85,8 @@ def count_alike(columns: Sequence[Column]) -> list[Column]:
             found = np.flatnonzero(counts)
             indices = np.unravel_index(found, sizes)
             return [*(index + low for index, low in zip(indices, lows, strict=True)), counts[found]]
-    place = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values = distinct(column)
-        place = place * len(values) + np.searchsorted(values, column)
-        place = np.searchsorted(distinct(place), place)  # numbered anew: the product of all columns may overflow
-    order = np.argsort(place, kind="stable")
-    first = np.flatnonzero(np.diff(place[order], prepend=-1))
-    return [*(column[order[first]] for column in columns), np.diff(first, append=len(order))]
+    number, first = number_alike(*columns)
+    return [*(column[first] for column in columns), np.bincount(number)]
 
 
 def median(values: npt.ArrayLike) -> float:

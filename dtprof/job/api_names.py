@@ -1,11 +1,10 @@
 """Short names of the functions that users call to issue operations."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from dtprof.columns import number_distinct
 from dtprof.intervals import Column
 from dtprof.records.tables import Array, RankTables, Site
 
@@ -37,7 +36,7 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
     """Name the call behind each operation of one rank."""
     uses_ddp = "ddp" in tables.features
     names: dict[str, int] = {"": 0}
-    sites, place = _distinct(operations["site"])
+    sites, place = number_distinct(operations["site"])
     numbers = np.zeros(len(sites), np.int64)
     for i, site in enumerate(sites.tolist()):
         numbers[i] = names.setdefault(_name(tables.sites.get(site), uses_ddp=uses_ddp), len(names))
@@ -49,15 +48,6 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
                 if is_wrong.any():
                     of_operation[is_wrong] = names.setdefault(right, len(names))
     return Apis(names=tuple(names), of_operation=of_operation)
-
-
-def _distinct(values: npt.NDArray[np.integer[Any]]) -> tuple[Column, Column]:
-    """Return the distinct values and for each value the position of its own; fast where they are small."""
-    if len(values) and (largest := int(values.max())) < 4 * len(values):
-        present = np.bincount(values, minlength=largest + 1) > 0
-        return np.flatnonzero(present), (np.cumsum(present) - 1)[values.astype(np.int64)]
-    distinct, place = np.unique(values, return_inverse=True)
-    return distinct.astype(np.int64), place
 
 
 def name_site(tables: RankTables, site: int) -> str:

@@ -9,6 +9,7 @@ from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.results import CollectiveResult
+from dtprof.columns import begins_of, number_distinct
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
 from dtprof.job.collective_matching import OperationInstances
@@ -90,7 +91,7 @@ def sum_rows(
     sums: dict[RowKey, Array] = {}
     for begin in range(0, len(rows), _ROWS_AT_ONCE):
         some = slice(begin, begin + _ROWS_AT_ONCE)
-        first = np.flatnonzero(np.concatenate(([True], keys[some][1:] != keys[some][:-1])))
+        first = np.flatnonzero(begins_of(keys[some]))
         columns = _columns(operations["nbytes"][rows[some]], rows[some], timing, batch.blocked)
         columns["sized"] = operations["dtype"][rows[some]] != NONE
         columns["count"], columns["of_lowest"] = counted[some], is_lowest[some]
@@ -101,19 +102,6 @@ def sum_rows(
             key, row = names[place], table[position : position + 1]
             sums[key] = add_sums(sums[key], row) if key in sums else row
     return sums
-
-
-def number_distinct(values: Column) -> tuple[Column, Column]:
-    """Return the distinct values, and for each value the position of its own. Fast where few are distinct."""
-    few = np.sort(values[: 1 << 10])
-    few = few[np.concatenate(([True], few[1:] != few[:-1]))]
-    if len(few) == 1 and (values == few[0]).all():
-        return few, np.zeros(len(values), np.int64)
-    place = np.minimum(np.searchsorted(few, values), len(few) - 1)
-    if np.array_equal(few[place], values):
-        return few, place
-    distinct, inverse = np.unique(values, return_inverse=True)
-    return distinct, inverse
 
 
 def _columns(nbytes: Column, rows: Column, timing: Timing, blocked: Blocked) -> dict[str, Column | Mask]:

@@ -10,11 +10,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dtprof.analysis.communication.collective_table import bus_factor, number_distinct, total_bytes
+from dtprof.analysis.communication.collective_table import bus_factor, total_bytes
 from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.results import PHASES, CallLine, CallSiteResult, MessageSizes, PhaseCommunication, Summary
 from dtprof.analysis.steps.phase_intervals import ORDER
+from dtprof.columns import number_distinct
 from dtprof.formatting import format_fraction, format_ns
 from dtprof.intervals import Column, Mask, locate
 from dtprof.job.api_names import Apis
@@ -31,8 +32,6 @@ UNSIZED = -1
 """The size class of operations whose size is not known."""
 WORTH = 0.01
 """Of the median step: a line that costs less is not named."""
-_DENSE = 1 << 20
-"""Combinations up to which sums are made in a table of all of them."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -70,7 +69,8 @@ def sum_sites(batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, timing:
     sizes = np.where(sized, digits[places[2]], UNSIZED) + 1
     numbers = (batch.place[rows], places[0], _find_phases(batch, rows), places[1], sizes)
     lengths = (len(batch.ranks), len(codes[0]), len(ORDER) + 1, len(codes[1]), int(sizes.max()) + 1)
-    keys, position = _number_combinations(numbers, lengths)
+    found, position = number_distinct(np.ravel_multi_index(numbers, lengths))
+    keys = np.stack(np.unravel_index(found, lengths), axis=1)
     table = np.zeros((len(keys), len(COLUMNS)), np.int64)
     for i, weights in enumerate(_weigh(nbytes, sized, rows, timing, batch)):
         # Sums of ns and bytes of one batch stay far below 2 ** 53, so that float64 holds them exactly.
@@ -105,19 +105,6 @@ def _find_phases(batch: PlacedBatch, rows: Column) -> Column:
         if len(intervals):
             found[of_steps & (locate(issued, intervals) >= 0)] = position
     return found
-
-
-def _number_combinations(places: Sequence[Column], sizes: Sequence[int]) -> tuple[Column, Column]:
-    """Return the combinations that occur, a row each, and for each row of the columns the position of its own."""
-    number = np.zeros(len(places[0]), np.int64)
-    for place, size in zip(places, sizes, strict=True):
-        number = number * size + place
-    if int(np.prod(sizes)) <= _DENSE:  # as a rule: two passes instead of a sort
-        present = np.bincount(number, minlength=1) > 0
-        distinct, position = np.flatnonzero(present), (np.cumsum(present) - 1)[number]
-    else:
-        distinct, position = np.unique(number, return_inverse=True)
-    return np.stack(np.unravel_index(distinct, tuple(sizes)), axis=1), position
 
 
 def _weigh(

@@ -17,6 +17,7 @@ import numpy as np
 from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.results import CallLine, GroupResult, SerialisedCollectives
+from dtprof.columns import number_alike
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
 from dtprof.job.axes import purpose_of
@@ -83,13 +84,12 @@ def find_rows(
     first = begins[several]
     api_of_operation = np.concatenate([api.of_operation for api in apis])
     rows = order[first]
-    kinds = np.stack(
-        [place[first], *(operations[name][rows] for name in ("group", "op", "site")), api_of_operation[rows]], axis=1
-    )
-    distinct, place = np.unique(kinds, axis=0, return_inverse=True)
-    sums = np.zeros((len(distinct), columns.shape[1]), np.int64)
-    np.add.at(sums, place.ravel(), columns)
-    for (at, number, op, site_id, api), row in zip(distinct.tolist(), sums.tolist(), strict=True):
+    kinds = [place[first], *(operations[name][rows] for name in ("group", "op", "site")), api_of_operation[rows]]
+    number_of, one = number_alike(*kinds)
+    sums = np.zeros((len(one), columns.shape[1]), np.int64)
+    np.add.at(sums, number_of, columns)
+    keys = zip(*(kind[one].tolist() for kind in kinds), strict=True)
+    for (at, number, op, site_id, api), row in zip(keys, sums.tolist(), strict=True):
         tables = batch.ranks[at].placed.tables
         group = tables.groups.get(number)
         if group is not None and group.size > 1:

@@ -21,6 +21,7 @@ from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps
 from dtprof.analysis.steps.throughput import sum_consumption
+from dtprof.columns import number_alike
 from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Intervals, locate
 from dtprof.job.api_names import find_apis
@@ -255,12 +256,11 @@ def _add_collectives(
     apis = find_apis(tables, operations)
     chosen, api = operations[rows], apis.of_operation[rows]
     is_p2p = chosen["kind"] == codes.POINT_TO_POINT
-    codes_of = (chosen["group"].astype(np.int64) << 40) | (chosen["op"].astype(np.int64) << 24) | api
-    keys, first, inverse = np.unique(codes_of, return_index=True, return_inverse=True)
-    at = inverse.reshape(-1) * num_steps + step[rows]
+    place, first = number_alike(chosen["group"], chosen["op"], api)
+    at = place * num_steps + step[rows]
     tables_of = {
         name: (
-            np.bincount(at, column[rows], len(keys) * num_steps).reshape(len(keys), num_steps),
+            np.bincount(at, column[rows], len(first) * num_steps).reshape(len(first), num_steps),
             column[rows] == UNKNOWN_NS,
         )
         for name, column in columns.items()
@@ -278,7 +278,7 @@ def _add_collectives(
         )
         for name, (table, unknown) in tables_of.items():
             figure = key._replace(name=name)
-            if unknown.any() and unknown[inverse.reshape(-1) == i].any():
+            if unknown.any() and unknown[place == i].any():
                 sums.unknown.setdefault(figure, "completion was not observed, or not by all members on one clock")
             sums.add(figure, table[i])
 

@@ -20,6 +20,7 @@ from dtprof.analysis.communication.operation_timing import EXACT, Timing
 from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank
 from dtprof.analysis.results import CriticalPathResult, PathOperation, PathRank
 from dtprof.analysis.steps.phase_intervals import ORDER
+from dtprof.columns import begins_of
 from dtprof.intervals import Column, Intervals, Mask, accumulate_maximum, near, paint, union
 from dtprof.job.device_timeline import is_placed
 from dtprof.job.sound_records import stride_of
@@ -136,7 +137,7 @@ def _find_transfers(batch: PlacedBatch, timing: Timing) -> tuple[Column, Column]
         return start, last
     order = np.lexsort((operations["issued_ns"][rows], group))
     rows, group = rows[order], group[order]
-    begins = np.concatenate(([True], group[1:] != group[:-1]))
+    begins = begins_of(group)
     done = accumulate_maximum(operations["done_ns"][rows], begins)
     # On a device an operation starts where the one before it in the queue ends, but for the rounding of both times.
     rounding = np.where(is_placed(operations), batch.device_error_of_operation, 0)[rows]

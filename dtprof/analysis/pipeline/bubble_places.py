@@ -19,7 +19,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     LOSS,
 )
 from dtprof.analysis.results import PipelineAction, PipelineStage, PipelineStep
-from dtprof.columns import distinct, is_any
+from dtprof.columns import begins_of, distinct, is_any, mean_of_each, number_alike, number_distinct
 from dtprof.intervals import Column, Intervals
 from dtprof.records.tables import Array
 
@@ -50,7 +50,7 @@ class ActionTimes:
             return
         order = np.lexsort((actions["begin"], place))
         actions, place = actions[order], place[order]
-        is_first = np.concatenate(([True], place[1:] != place[:-1]))
+        is_first = begins_of(place)
         is_last = np.concatenate((is_first[1:], [True]))
         done = _latest_end(actions["end"], is_first)
         before = np.where(is_first, windows[place, 0], np.concatenate(([0], done[:-1])))
@@ -66,13 +66,11 @@ class ActionTimes:
 
     def _sum(self, actions: Array, idle: Column, took: Column, num_steps: int) -> None:
         kinds = [is_any(actions["kind"], kinds) for kinds in TIMES.values()]
-        # One number for stage and microbatch: np.unique takes ten times as long for pairs.
-        width = int(actions["microbatch"].max()) + 2
-        pairs, number = np.unique(actions["stage"] * np.int64(width) + actions["microbatch"] + 1, return_inverse=True)
-        columns = [np.bincount(number[own], took[own], len(pairs)) for own in kinds]
-        columns.append(np.bincount(number, idle, len(pairs)))
-        for pair, row in zip(pairs.tolist(), np.stack(columns, axis=1) / num_steps, strict=True):
-            key = pair // width, pair % width - 1
+        number, first = number_alike(actions["stage"], actions["microbatch"])
+        columns = [np.bincount(number[own], took[own], len(first)) for own in kinds]
+        columns.append(np.bincount(number, idle, len(first)))
+        keys = zip(actions["stage"][first].tolist(), actions["microbatch"][first].tolist(), strict=True)
+        for key, row in zip(keys, np.stack(columns, axis=1) / num_steps, strict=True):
             self._sums[key] = self._sums[key] + row if key in self._sums else row
 
     def listed(self, num_pipelines: int) -> tuple[PipelineAction, ...]:
@@ -126,9 +124,8 @@ def list_steps(by_pipeline: Sequence[tuple[Column, Column, npt.NDArray[np.float6
     """
     numbers = np.concatenate([steps for steps, _, _ in by_pipeline])
     lengths, fractions = (np.concatenate([one[i] for one in by_pipeline]) for i in (1, 2))
-    steps, place = np.unique(numbers, return_inverse=True)
-    counts = np.bincount(place)
-    windows, bubbles = (np.bincount(place, values) / counts for values in (lengths, fractions))
+    steps, place = number_distinct(numbers)
+    windows, bubbles = (mean_of_each(place, values) for values in (lengths, fractions))
     return tuple(
         PipelineStep(step=step, window_ns=round(window), bubble_fraction=bubble)
         for step, window, bubble in zip(steps.tolist(), windows.tolist(), bubbles.tolist(), strict=True)

@@ -29,7 +29,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
 )
 from dtprof.analysis.results import PipelineRank, PipelineResult, Summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
-from dtprof.columns import is_among, is_any
+from dtprof.columns import begins_of, is_among, is_any
 from dtprof.formatting import list_ranks
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate, pair, subtract, union
 from dtprof.job.axes import is_clear
@@ -222,8 +222,7 @@ def _describe_pipelines(
     rows, place = actions.table, actions.place
     if not len(rows):
         return [None for _ in tables]
-    is_first = np.concatenate(([True], (rows["step"][1:] != rows["step"][:-1]) | (place[1:] != place[:-1])))
-    start = np.flatnonzero(is_first)
+    start = np.flatnonzero(begins_of(rows["step"], place))
     fill = _find_fill(rows, start)
     numbers = rows["step"][start]
     first, last = np.minimum.reduceat(rows["begin"], start), np.maximum.reduceat(rows["end"], start)

@@ -23,7 +23,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     list_acts,
 )
 from dtprof.analysis.results import Summary
-from dtprof.columns import distinct
+from dtprof.columns import distinct, mean_of_each, number_distinct
 from dtprof.intervals import Column
 from dtprof.records.tables import Array
 
@@ -135,8 +135,8 @@ def _action(rank: int, row: Array, origin: int) -> ChartAction:
 
 def _mean_by(members: Sequence[RankPipeline], key: Callable[[Array], Column]) -> dict[int, int]:
     rows = np.concatenate([member.actions for member in members])
-    keys, place = np.unique(key(rows), return_inverse=True)
-    took = np.bincount(place.reshape(-1), rows["end"] - rows["begin"]) / np.bincount(place.reshape(-1))
+    keys, place = number_distinct(key(rows))
+    took = mean_of_each(place, rows["end"] - rows["begin"])
     return {int(value): int(mean) for value, mean in zip(keys, took, strict=True)}
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dtprof.columns import is_among
+from dtprof.columns import begins_of, is_among, mean_of_each, number_distinct
 from dtprof.intervals import Column, Floats
 from dtprof.records.tables import Array, join, select
 
@@ -118,7 +118,7 @@ def _list_steps(
     durations, took, member = durations[order], took[order], member[order]
     step, pipeline = everything["step"][order], pipeline[order]
     acts = np.ascontiguousarray(np.stack([everything[name][order] for name in Act._fields], axis=1))
-    begins = np.flatnonzero(np.concatenate(([True], (step[1:] != step[:-1]) | (pipeline[1:] != pipeline[:-1]))))
+    begins = np.flatnonzero(begins_of(step, pipeline))
     bounds = [*begins.tolist(), len(step)]
     windows = np.maximum.reduceat(everything["end"][order], begins) - np.minimum.reduceat(
         everything["begin"][order], begins
@@ -143,10 +143,8 @@ def _list_steps(
 
 
 def _mean_by(keys: Column, values: Floats) -> Floats:
-    _, where = np.unique(keys, return_inverse=True)
-    where = where.reshape(-1)
-    means: Floats = (np.bincount(where, values) / np.bincount(where))[where]
-    return means
+    _, place = number_distinct(keys)
+    return mean_of_each(place, values)[place]
 
 
 def _split(plan: SchedulePlan, alike: Sequence[tuple[Floats, float]]) -> tuple[Floats, int]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from dtprof.analysis.pipeline.bubbles import RankPipeline
 from dtprof.analysis.pipeline.schedule_replay import Act, replay_windows
-from dtprof.columns import distinct, median
+from dtprof.columns import distinct, mean_of_each, median, number_distinct
 from dtprof.intervals import Column, Floats
 from dtprof.records.tables import Array
 
@@ -64,8 +64,8 @@ class Slack:
         """Return how long the actions of a rank take, by kind."""
         if member.rank not in self._known:
             actions = self._chosen(member)
-            kinds, place = np.unique(actions["kind"], return_inverse=True)
-            means = np.bincount(place.reshape(-1), _took(actions)) / np.bincount(place.reshape(-1))
+            kinds, place = number_distinct(actions["kind"])
+            means = mean_of_each(place, _took(actions))
             self._known[member.rank] = dict(zip(kinds.tolist(), means.tolist(), strict=True))
         return self._known[member.rank]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dtprof.analysis.steps.step_periods import find_period_ends
-from dtprof.columns import distinct, is_any, median
+from dtprof.columns import begins_of, distinct, is_any, median
 from dtprof.formatting import list_ranks
 from dtprof.intervals import NONE, Column, Intervals, pair, union
 from dtprof.job.rank_batches import RankBatch, batch_ranks
@@ -170,7 +170,7 @@ def _bursts(optimizer: Array, backward_begin: Column) -> tuple[Column, Column]:
     backwards = np.searchsorted(backward_begin, begin, "left")
     if not len(backwards):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    first = np.flatnonzero(np.concatenate(([True], backwards[1:] != backwards[:-1])))
+    first = np.flatnonzero(begins_of(backwards))
     ends = np.maximum.accumulate(np.maximum.reduceat(end, first))
     trained = np.searchsorted(backward_begin, ends, "left") > 0  # an optimizer run before any backward ends no step
     numbers = optimizer["step"][first].astype(np.int64) + 1

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dtprof.columns import distinct
+from dtprof.columns import distinct, number_alike
 from dtprof.intervals import Column
 from dtprof.records.tables import UNKNOWN_NS, Array
 
@@ -27,10 +27,7 @@ def find_period_ends(operations: Array) -> tuple[Column, Column]:
         return nothing
     threads, counts = np.unique(operations["thread"], return_counts=True)
     thread_ops = operations[operations["thread"] == threads[np.argmax(counts)]]
-    _, likes = np.unique(
-        np.stack([thread_ops[name].astype(np.int64) for name in _KEY], axis=1), axis=0, return_inverse=True
-    )
-    likes = likes.ravel()
+    likes, _ = number_alike(*(thread_ops[name] for name in _KEY))
     end = _end_of_loop(likes)
     thread_ops, likes = thread_ops[:end], likes[:end]
     period = _find_period(likes[-LONGEST_SEARCH:])

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.analysis.communication.collective_table import number_distinct
 from dtprof.analysis.placed_ranks import PlacedRank
 from dtprof.analysis.steps.phase_intervals import ORDER
-from dtprof.columns import distinct
+from dtprof.columns import distinct, number_alike, number_distinct
 from dtprof.formatting import format_bytes
 from dtprof.interning import Interned
 from dtprof.intervals import Column, Intervals, paint, pair
@@ -146,12 +145,11 @@ def _actions(tables: RankTables, spans: Array, names: BarNames) -> _Columns:
         rows = spans_of(spans, tables, action, ENDED)
         if not len(rows):
             continue
-        key = rows["stage"].astype(np.int64) * 2**32 + rows["microbatch"]
-        distinct, place = np.unique(key, return_inverse=True)
-        words = [names.name(f"{letter}{code & 0xFFFFFFFF} of stage {code >> 32}") for code in distinct.tolist()]
+        place, first = number_alike(rows["stage"], rows["microbatch"])
+        words = [names.name(f"{letter}{row['microbatch']} of stage {row['stage']}") for row in rows[first]]
         times.append(pair(rows["begin_ns"], rows["end_ns"]))
         kinds.append(np.full(len(rows), names.kinds.number(kind)))
-        called.append(np.array(words)[place.reshape(-1)])
+        called.append(np.array(words)[place])
     return _rows(np.concatenate(times), WORK, np.concatenate(kinds), np.concatenate(called))
 
 
@@ -172,13 +170,12 @@ def _operations(tables: RankTables, operations: Array, names: BarNames) -> _Colu
     apis = find_apis(tables, operations)
     sizes, size = number_distinct(operations["nbytes"])
     columns = (operations["op"], operations["group"], apis.of_operation, size)
-    shape = tuple(int(column.max()) + 1 for column in columns)
-    distinct, place = number_distinct(np.ravel_multi_index(columns, shape))
+    place, first = number_alike(*columns)
     words = []
-    for op, group, api, number in zip(*(column.tolist() for column in np.unravel_index(distinct, shape)), strict=True):
+    for op, group, api, number in zip(*(column[first].tolist() for column in columns), strict=True):
         called = tables.ops[op] if op < len(tables.ops) else "?"
         of = tables.groups.get(group)
         by = f" ({apis.names[api]})" if apis.names[api] not in ("", called) else ""
         where = f" of {of.description or of.name}" if of else ""
         words.append(names.name(f"{called}{by}{where}, {format_bytes(int(sizes[number]))}"))
-    return _rows(pair(start, end), COMMUNICATION, kinds, np.array(words)[place.reshape(-1)])
+    return _rows(pair(start, end), COMMUNICATION, kinds, np.array(words)[place])

@@ -8,6 +8,7 @@ import numpy as np
 
 from dtprof.analysis.whatif.fixes import Unpredictable, find_gradient_reductions, fit_costs
 from dtprof.analysis.whatif.operation_graph import OperationGraph
+from dtprof.columns import number_distinct
 from dtprof.intervals import Floats
 
 
@@ -32,11 +33,11 @@ def replay_buckets(graph: OperationGraph, size: int) -> tuple[Floats, float]:
     added, missed = np.zeros((2, graph.num_steps))
     for step in range(graph.num_steps):
         some = rows[graph.step[rows] == step]
-        instances, place = np.unique(graph.instance[some], return_inverse=True)
+        instances, place = number_distinct(graph.instance[some])
         ready = np.full(len(instances), -np.inf)
-        np.maximum.at(ready, place.reshape(-1), ends[graph.issued_by[some]])
+        np.maximum.at(ready, place, ends[graph.issued_by[some]])
         nbytes = np.zeros(len(instances))
-        nbytes[place.reshape(-1)] = graph.nbytes[some]
+        nbytes[place] = graph.nbytes[some]
         order = np.argsort(ready, kind="stable")
         if len(order):
             added[step] = _finish(*_refill(ready[order], nbytes[order], size), cost.latency_ns, cost.ns_per_byte)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Dependencies
-from dtprof.columns import distinct, median
+from dtprof.columns import distinct, median, number_distinct
 from dtprof.errors import UsageError
 from dtprof.formatting import format_bytes, list_ranks, plural
 from dtprof.intervals import Column, Floats, Mask
@@ -218,10 +218,10 @@ class TransferCost:
 def fit_costs(nbytes: Column, took: Floats) -> TransferCost:
     """Fit the cost of transfers to sizes, by least squares over the median of each size."""
     known = nbytes > 0
-    sizes, place = np.unique(nbytes[known], return_inverse=True)
+    sizes, place = number_distinct(nbytes[known])
     if len(sizes) < 2 or sizes[-1] < MIN_SIZES_RATIO * sizes[0]:
         return TransferCost(latency_ns=0.0, ns_per_byte=None)
-    medians = np.array([median(took[known][place.reshape(-1) == i]) for i in range(len(sizes))])
+    medians = np.array([median(took[known][place == i]) for i in range(len(sizes))])
     slope, intercept = np.polyfit(sizes.astype(np.float64), medians, 1)
     latency = min(max(float(intercept), 0.0), float(medians.min()))
     return TransferCost(latency_ns=latency, ns_per_byte=max(float(slope), 0.0))

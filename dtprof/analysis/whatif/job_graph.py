@@ -15,7 +15,7 @@ from dtprof.analysis.whatif.operation_graph import STRUCTURE, Kind, OperationGra
 from dtprof.analysis.whatif.random_draws import RandomDraws
 from dtprof.analysis.whatif.rank_line import LABELS, RankLine
 from dtprof.analysis.whatif.replay import Dependencies
-from dtprof.columns import median
+from dtprof.columns import median, number_alike, number_distinct
 from dtprof.interning import Interned
 from dtprof.intervals import Column, Floats
 from dtprof.job.axes import axis_words
@@ -68,19 +68,13 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
     channels: Interned[object] = Interned()
     for label in LABELS:
         kinds.number(Kind(name=label))
-    instances: list[Column] = []
     members: list[_Member] = []
-    chains: list[Column] = []
-    for line in lines:
-        chain = _add_line(nodes, line, origin)
-        chains.append(chain)
-        number = np.array([channels.number(channel) for channel in line.channels], np.int64)
-        instances.append(
-            np.stack((number[line.channel], line.seq), axis=1) if len(line.seq) else np.zeros((0, 2), np.int64)
-        )
-    known, instance = np.unique(np.concatenate(instances), axis=0, return_inverse=True)
-    instance = instance.reshape(-1)
-    bounds = np.cumsum([0, *map(len, instances)])
+    chains = [_add_line(nodes, line, origin) for line in lines]
+    channel = [
+        np.array([channels.number(channel) for channel in line.channels], np.int64)[line.channel] for line in lines
+    ]
+    instance, known = number_alike(np.concatenate(channel), np.concatenate([line.seq for line in lines]))
+    bounds = np.cumsum([0, *map(len, channel)])
     arrival = np.zeros(len(known), np.int64)
     for line, chain, (low, high) in zip(lines, chains, itertools.pairwise(bounds.tolist()), strict=True):
         member = _add_members(nodes, line, chain, instance[low:high], kinds)
@@ -152,11 +146,10 @@ def _redraw(
     means = (sums / np.maximum(counts, 1))[instance] if len(rows) else np.zeros(0)
     strata, number = [], 0
     for line, member, some in zip(lines, members, together, strict=True):
-        ready = _ready(line, member)
-        alike = np.stack((line.op, line.group, ready >= arrival[member.instance]), axis=1)[some]
-        _, place = np.unique(alike, axis=0, return_inverse=True) if len(alike) else (alike, np.zeros(0, np.int64))
-        strata.append(number + place.reshape(-1))
-        number += int(place.max(initial=-1)) + 1
+        is_last = (_ready(line, member) >= arrival[member.instance]).astype(np.int64)
+        place, kinds = number_alike(line.op[some], line.group[some], is_last[some])
+        strata.append(number + place)
+        number += len(kinds)
     shares = np.where(means > 0, durations[rows] / np.where(means > 0, means, 1.0), 1.0)
     stratum = np.concatenate(strata)
     in_turn = np.argsort(stratum, kind="stable")
@@ -204,17 +197,12 @@ def _add_line(nodes: _Nodes, line: RankLine, origin: int) -> Column:
 
 def _add_members(nodes: _Nodes, line: RankLine, chain: Column, instance: Column, kinds: Interned[Kind]) -> _Member:
     """Add the transfers of one rank, and where each was issued."""
-    names: dict[tuple[int, int], int] = {}
-    kind = np.zeros(len(line.seq), np.int64)
-    pairs, which = (
-        np.unique(np.stack((line.op, line.group), axis=1), axis=0, return_inverse=True)
-        if len(line.op)
-        else (np.zeros((0, 2), np.int64), kind)
-    )
-    for i, (op, group) in enumerate(pairs.tolist()):
-        name, purpose = line.ops[op], line.groups[group]
-        names[op, group] = kinds.number(Kind(name=f"{name} {axis_words(purpose)}".strip(), op=name, group=purpose))
-        kind[which.reshape(-1) == i] = names[op, group]
+    which, first = number_alike(line.op, line.group)
+    named = [(line.ops[line.op[row]], line.groups[line.group[row]]) for row in first.tolist()]
+    kind = np.array(
+        [kinds.number(Kind(name=f"{op} {axis_words(group)}".strip(), op=op, group=group)) for op, group in named],
+        np.int64,
+    )[which]
     step = np.minimum(np.searchsorted(line.bounds[1:], line.issued, "left"), len(line.bounds) - 2)
     own = nodes.add(np.zeros(len(line.seq)), kind, line.rank, step)
     at = np.searchsorted(line.cuts, line.issued, "right") - 1
@@ -227,11 +215,7 @@ def _add_members(nodes: _Nodes, line: RankLine, chain: Column, instance: Column,
         issue = issue.copy()
         issue[aside] = extra
     previous = np.full(len(line.seq), -1, np.int64)
-    collective = (
-        np.array([not channel.is_p2p for channel in line.channels], np.bool_)[line.channel]
-        if len(line.seq)
-        else np.zeros(0, np.bool_)
-    )
+    collective = np.array([not channel.is_p2p for channel in line.channels], np.bool_)[line.channel]
     order = np.lexsort((line.issued, line.channel))
     order = order[collective[order]]
     same = line.channel[order][1:] == line.channel[order][:-1]
@@ -295,14 +279,12 @@ def idealise(
         if not len(rows):
             continue
         if own.is_communication:
-            _, size = np.unique(nbytes[rows], return_inverse=True)
-            size = size.reshape(-1)
-            for each in range(int(size.max()) + 1):
+            sizes, size = number_distinct(nbytes[rows])
+            for each in range(len(sizes)):
                 some = rows[size == each]
                 ideal[some] = median(durations[some])
             continue
-        _, place = np.unique(np.stack((rank[rows], step[rows]), axis=1), axis=0, return_inverse=True)
-        place = place.reshape(-1)
+        place, _ = number_alike(rank[rows], step[rows])
         counts = np.bincount(place)
         if (counts == counts[0]).all():
             order = np.argsort(place, kind="stable")
