@@ -90,8 +90,11 @@ def test_the_kinds_that_doctor_finds_are_those_of_its_checks() -> None:
     page = load("docs/reference/doctor.md").prose
     kinds = page.partition("\n## Kinds\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^### (.+)$", kinds, re.MULTILINE)) == set(doctor_judgement.KINDS)
-    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "dtprof/analysis/doctor").glob("*.py")]
-    assert {kind for text in texts for kind in re.findall(r'kind="([a-z-]+)"', text)} == set(doctor_judgement.KINDS)
+    checks = [p for p in (REPOSITORY / "dtprof/analysis/doctor").glob("*.py") if p.name != "doctor_judgement.py"]
+    named = set(re.findall(r'"([a-z]+(?:-[a-z]+)*)"', "\n".join(path.read_text(encoding="utf-8") for path in checks)))
+    assert set(doctor_judgement.KINDS) <= named
+    given = {kind for path in checks for kind in re.findall(r'finding\(\s*"[a-z]+",\s*"([a-z-]+)"', path.read_text())}
+    assert given <= set(doctor_judgement.KINDS)
 
 
 def test_a_module_of_rules_or_sources_gives_no_kind_that_the_registry_lacks() -> None:
