@@ -122,6 +122,12 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     if found.argument == "op":
         differs = f"At #{seq} of {group_words(group)}, {who} {'calls' if is_one else 'call'} {shown[culprits[0]]}"
         summary = f"{differs}, the others {shown[usual]}."
+    elif is_other_call:
+        summary = (
+            f"At #{seq} of {group_words(group)}, {who} {'makes a call of its' if is_one else 'make a call of their'} "
+            f"own, {present[culprits[0]].op}{at_line(sites[culprits[0]])}; the others make their usual "
+            f"{op}{at_line(sites[usual])}, with other {WORDS[found.argument]}."
+        )
     else:
         tail = (
             f"{who} {'does' if is_one else 'do'} not fit ({op})"

@@ -261,6 +261,9 @@ def test_a_call_under_a_condition_of_its_own_is_another_call_and_no_other_size(
     job = build_job(ranks, statuses={0: (-6, 3000)}, find_place=lambda _, line: places.get(line))
     finding = found_by("argument_mismatch", job)[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+    is_own = kind == "collective-order-mismatch"
+    assert ("rank 0 makes a call of its own, all_reduce at /home/me/train.py:70" in finding.summary) == is_own
+    assert finding.summary.endswith(", with other sizes." if is_own else " elements (all_reduce).")
 
 
 @pytest.mark.parametrize("lines", [(60, 60), (60, 61)])
