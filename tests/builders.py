@@ -68,6 +68,7 @@ class RankBuilder:
     sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     pipelines: dict[int, tables.Pipeline] = field(default_factory=dict)
     windows: tuple[tables.Window, ...] = ()
+    shardings: tuple[tables.Sharding, ...] = ()
     device_uuid: str = ""
     features: tuple[str, ...] = ()
     started_later_s: int = -1  # by the wall clock; -1: an hour after the attempt before, which was not active any more
@@ -298,6 +299,7 @@ class RankBuilder:
             sizes=self.sizes,
             pipelines=self.pipelines,
             windows=self.windows,
+            shardings=self.shardings,
             features=("backend:gloo", *(["ddp"] if events.FORWARD in self._ops else []), *self.features),
             operations=operations,
             spans=spans,

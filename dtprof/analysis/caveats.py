@@ -9,6 +9,7 @@ from dtprof.analysis.results import CollectiveResult
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps
 from dtprof.formatting import format_ns, list_ranks, plural
 from dtprof.job.clock_alignment import Clocks, worst_error_ns
+from dtprof.records import events
 
 MAX_PROBLEMS = 20
 NEGLIGIBLE = 0.02
@@ -254,6 +255,15 @@ def _of_operations(
     return caveats
 
 
+def _why_no_buffers(facts: Sequence[RankFacts]) -> str:
+    if any(events.MEMORY_CATEGORIES["communication"] in fact.memory_bytes for fact in facts):
+        return (
+            "memory: buffers of communication are larger than all that was ever resident: a framework reserves more "
+            "than it uses"
+        )
+    return "memory: buffers of communication are known under DDP, FSDP and DeepSpeed's ZeRO 1 and 2 only"
+
+
 def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
     if not any(fact.memory_categories for fact in facts):
         return ["memory: its categories are not known; that takes two steps of an optimizer"] if facts else []
@@ -265,7 +275,7 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
             "glibc's or CUDA's is used"
         )
     if "communication" in unknown:
-        caveats.append("memory: buffers of communication are known under DDP and FSDP only")
+        caveats.append(_why_no_buffers(facts))
     several = [fact.rank for fact in facts if fact.model_share.is_of_several]
     if several:
         caveats.append(

@@ -10,6 +10,7 @@ from time import monotonic_ns
 from typing import Any
 
 from dtprof import fence
+from dtprof.capture import reduction_buffers
 from dtprof.capture.forward_passes import Forward
 from dtprof.capture.live_objects import LiveObjects
 from dtprof.capture.spans import Spans
@@ -33,6 +34,7 @@ class Categories:
         self._baseline: int | None = None
         self._activations: int | None = None
         self._gradients: int | None = None
+        self._reducing: int | None = None
 
     def install(self, spans: Spans) -> None:
         """Hook forward and backward passes, and steps of optimizers."""
@@ -45,15 +47,16 @@ class Categories:
         """Watch the step that begins, or stop watching."""
         self.watching = watching
         self.cost_ns = 0
-        self._baseline = self._activations = self._gradients = None
+        self._baseline = self._activations = self._gradients = self._reducing = None
 
     @fence.fenced("the memory of activations")
     def _before_forward(self) -> None:
         if self.watching and self._baseline is None:
             with self._timed():
                 held = self._live_bytes()
-                # Gradients of earlier microbatches are live now and grow in backward: they count in neither sum.
-                self._baseline = None if held is None else held - self._gradient_bytes()
+                # Gradients of earlier microbatches are live now and grow in backward: they count in neither sum. Nor do
+                # buffers of reductions: DeepSpeed takes them before the backward pass.
+                self._baseline = None if held is None else held - self._gradient_bytes() - self._reduction_bytes()
 
     @fence.fenced("the memory of activations")
     def _before_backward(self) -> None:
@@ -61,7 +64,9 @@ class Categories:
             with self._timed():
                 held = self._live_bytes()
                 if held is not None:
-                    grown = held - self._gradient_bytes() - self._baseline
+                    reducing = self._reduction_bytes()
+                    self._reducing = max(self._reducing or 0, reducing)
+                    grown = held - self._gradient_bytes() - reducing - self._baseline
                     self._activations = max(self._activations or 0, grown)
 
     @fence.fenced("the memory of gradients")
@@ -81,6 +86,8 @@ class Categories:
             held["gradients"] = max(held["gradients"], self._gradients)
         if self._activations is not None:
             held["activations"] = self._activations
+        if "communication" in held and self._reducing is not None:
+            held["communication"] = max(held["communication"], self._reducing)
         return held
 
     @contextlib.contextmanager
@@ -131,14 +138,23 @@ class Categories:
 
     @fence.fenced("the memory of communication")
     def _communication_bytes(self) -> int | None:
-        """Return the bytes of DDP's buckets, or of the largest unsharded parts of FSDP; None under anything else."""
+        """Return the bytes of DDP's buckets, of FSDP's largest unsharded parts, and of declared buffers of reductions.
+
+        None where none of these is in use.
+        """
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized():
             return 0
         buckets = [_bucket_bytes(wrapper) for wrapper in self._forward.wrappers]
         gathered = [size for root in self._forward.roots.models if (size := _gathered_bytes(root)) is not None]
-        return sum(buckets) + sum(gathered) if buckets or gathered else None
+        if not buckets and not gathered and not reduction_buffers.are_known():
+            return None
+        return sum(buckets) + sum(gathered) + self._reduction_bytes()
+
+    def _reduction_bytes(self) -> int:
+        parameters = list(self._parameters()) if reduction_buffers.are_known() else []
+        return _storage_bytes(reduction_buffers.held_now(), _device_of(parameters[0])) if parameters else 0
 
     def _gradient_bytes(self) -> int:
         parameters = list(self._parameters())

@@ -231,6 +231,23 @@ def test_experts_sharded_over_fewer_ranks_than_the_rest_have_no_formula() -> Non
     assert (model.is_of_several, model.scheme, model.shards) == (False, "zero2", 4)
 
 
+def test_gradients_of_zero2_are_a_shard_beside_whole_parameters() -> None:
+    # On 2 ranks, 16-bit parameters of P values: 2P bytes whole. Gradients as wide are P bytes a rank; those that
+    # DeepSpeed keeps in 32 bits, 2P, agree with the parameters by chance.
+    deepspeed = Sharding(scheme="zero2", shards=2, by="deepspeed")
+    for gradients, holds in ((P, True), (2 * P, False)):
+        ranks = []
+        for number in range(2):
+            rank = RankBuilder(number, world_size=2)
+            rank.shardings = (deepspeed,)
+            values = {"peak_rss": 100 * P, "parameter": 2 * P, "gradient": gradients, "optimizer_state": 6 * P}
+            for name, value in values.items():
+                rank.sample(f"{name}_bytes", 10_000, value)
+            ranks.append(rank)
+        assumed = {assumption.text: assumption.holds for assumption in summarise(MemoryRun(ranks)).memory_assumptions}
+        assert assumed["gradients of all parameters, as wide"] is holds
+
+
 def test_text_names_the_assumption_that_does_not_hold() -> None:
     ddp = [("all_reduce", "ddp", "ddp bucket 0, 4 MiB")]
     momentum = " ".join(summary_text(holding(ddp, parameters=4 * P, state=4 * P)).split())

@@ -100,6 +100,15 @@ def test_each_category_is_the_most_that_was_held_and_other_is_what_is_left_of_th
     assert find_largest(rank.tables())["activation_bytes"] == 50
 
 
+def test_buffers_that_are_larger_than_all_that_was_resident_are_not_known() -> None:
+    # DeepSpeed reserves 1,000,000,000 bytes in a process of 500: what of them it uses is not measured.
+    rank = sampled(peak_rss_bytes=500, parameter_bytes=200, activation_bytes=20, communication_bytes=1_000_000_000)
+    summary = summarise(MemoryRun([rank]))
+    categories = summary.ranks[0].memory_categories
+    assert (categories["communication"], categories["other"]) == (None, 280)
+    assert any("reserves more than it uses" in caveat for caveat in summary.cannot_tell)
+
+
 def test_categories_that_are_not_known_are_null_and_the_summary_says_why() -> None:
     rank = sampled(peak_rss_bytes=100, parameter_bytes=20, gradient_bytes=20, optimizer_state_bytes=80)
     summary = summarise(MemoryRun([rank]))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtprof.analysis.memory.memory_formulas import ModelShare, compare_with_formula
-from dtprof.capture import group_descriptions
+from dtprof.capture import group_descriptions, reduction_buffers
 from dtprof.capture.frameworks import FRAMEWORKS, Adapter
 from dtprof.capture.frameworks import attribution as of_attribution
 from dtprof.capture.frameworks.attribution import Attribution
@@ -359,6 +359,40 @@ def test_zero_of_deepspeed_is_recorded_with_the_group_that_it_shards_over(
     assert [(entry["group"], entry["axis"]) for entry in recorder.of("axis")] == [
         ("1", "dp"), ("2", "sp_dp"), ("0", "dp"),
     ]  # fmt: skip
+
+
+class Zero12:
+    """The optimizer of ZeRO 1 and 2, by version."""
+
+    def __init__(self, **buffers: Any) -> None:
+        self.dp_process_group = Group("1", 0, 4)
+        vars(self).update(buffers)
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        {"ipg_buckets": {"bf16": SimpleNamespace(buffer=["one"]), "fp32": SimpleNamespace(buffer=[])}},
+        {"ipg_buffer": ["one"]},
+    ],
+)  # fmt: skip
+def test_buffers_of_zero_are_declared(
+    attribution: Attribution, modules: Callable[..., Any], buffers: dict[str, Any]
+) -> None:
+    class DeepSpeedEngine:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer, self.module = optimizer, SimpleNamespace(parameters=lambda: iter(()))
+
+        def zero_optimization_stage(self) -> int:
+            return 2
+
+    modules("deepspeed.runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
+    DeepSpeed(attribution).install()
+    optimizer = Zero12(**buffers)
+    DeepSpeedEngine(optimizer)
+    assert list(reduction_buffers.held_now()) == ["one"]
+    del optimizer
+    assert not reduction_buffers.are_known()
 
 
 # ---- torchft -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from dtprof.capture import reduction_buffers
 from dtprof.capture.forward_passes import Forward
 from dtprof.capture.memory_categories import Categories
 from dtprof.capture.spans import Spans
@@ -71,3 +72,36 @@ def test_megatron_accumulates_gradients_in_buffers_and_steps_views_of_parameters
     categories.optimizers.add(optimizer)
     held = categories.held()
     assert (held["parameters"], held["gradients"], held["optimizer_state"]) == (400, 600, 200)
+
+
+class Zero:
+    """An optimizer that takes a buffer for reductions before the backward pass, and gives it back at its step."""
+
+    def __init__(self) -> None:
+        self.buffers: list[torch.Tensor] = []
+
+
+def test_buffers_of_reductions_are_communication_and_no_activations() -> None:
+    # 10,000 bytes live before the forward pass; after it 500 of activations, and 4,000 of a buffer of 1,000 values.
+    hooks: Any = Hooks()
+    spans: Spans = hooks
+    zero, live = Zero(), [10_000]
+    passes: list[Any] = []
+    forward: Any = SimpleNamespace(
+        roots=SimpleNamespace(steps_copies=[], models=[]), wrappers=[], before_forward=passes.append
+    )
+    of_forward: Forward = forward
+    categories = Categories(of_forward, lambda: live[0])
+    categories.install(spans)
+    weights = torch.zeros(100, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    categories.optimizers.add(optimizer)
+    reduction_buffers.declare(zero, lambda owner: owner.buffers)
+    categories.watch(True)
+    passes[0]()
+    zero.buffers.append(torch.zeros(1000))
+    live[0] += 500 + 4_000
+    hooks.calls[events.BACKWARD]()
+    zero.buffers.clear()
+    held = categories.at_step_end()
+    assert (held["activations"], held.get("communication")) == (500, 4_000)

@@ -262,7 +262,12 @@ def _describe_scheme(shares: Sequence[ModelShare]) -> str:
 
 
 def _gradient_ratio(known: Sequence[tuple[Mapping[str, int | None], ModelShare]]) -> float | None:
-    ratios = [g / p for held, _ in known if (g := held.get("gradients")) is not None and (p := held.get("parameters"))]
+    """Return the gradients over the parameters that they are of: of ZeRO-2, beside whole parameters, a shard."""
+    ratios = [
+        g / p * (share.shards if share.scheme == "zero2" and share.holds_whole else 1)
+        for held, share in known
+        if (g := held.get("gradients")) is not None and (p := held.get("parameters"))
+    ]
     return float(np.mean(ratios)) if ratios else None
 
 

@@ -41,10 +41,13 @@ def find_categories(largest: Mapping[str, int]) -> dict[str, int | None]:
     `largest` is the largest value of each sample.
 
     The most of each need not have been held at one moment: `other` is what of the peak is left, and not below 0.
+    Buffers of communication on a host may be reserved and not used: those larger than the peak are not known.
     """
     peak = find_peak(largest)
     held = {category: largest.get(name) for category, name in events.MEMORY_CATEGORIES.items()}
     if peak is None or held["parameters"] is None:
         return {}
+    if (held["communication"] or 0) > peak:
+        held["communication"] = None
     held["other"] = max(0, peak - sum(filter(None, held.values())))
     return held

@@ -2,10 +2,10 @@
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from dtprof.capture import group_descriptions
+from dtprof.capture import group_descriptions, reduction_buffers
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.copies import owner_of
 from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenAction, PipelineActions, PipelinePlan
@@ -15,6 +15,8 @@ _ENGINE, _PIPELINE = "runtime.engine", "runtime.pipe.engine"
 _GROUPS = ("_create_expert_and_data_parallel", "_get_expert_parallel_group")
 _INSTRUCTIONS = ("ForwardPass", "BackwardPass")
 _ZERO_3 = 3
+_BUFFERS = ("ipg_buckets", "ipg_buffer")
+"""Attributes of ZeRO's optimizer with its buffers: of versions with a bucket for each type of element, and of older."""
 
 
 class DeepSpeed:
@@ -51,6 +53,9 @@ class DeepSpeed:
         of_parameters = _parameter_groups(engine) if stage == _ZERO_3 else []
         for used in (group, *of_parameters):
             self._attribution.declare_use(used, axis, by)
+        # ZeRO-3 gathers parameters besides, which are not counted: of it the buffer alone would be too little.
+        if stage in (1, 2) and any(hasattr(engine.optimizer, name) for name in _BUFFERS):
+            reduction_buffers.declare(engine.optimizer, _reduction_buffers)
         experts = (
             getattr(engine, "expert_data_parallel_group", None) if getattr(engine, "has_moe_layers", False) else None
         )
@@ -105,6 +110,14 @@ class DeepSpeed:
 
     def _begin_backward(self, engine: Any, buffer_id: int) -> OpenAction | None:
         return self._counted.begin_backward(buffer_id, engine.stage_id)
+
+
+def _reduction_buffers(optimizer: Any) -> Iterator[Any]:
+    """Yield the buffers into which ZeRO copies gradients to reduce them, of `reduce_bucket_size` elements each."""
+    buckets, old = (getattr(optimizer, name, None) for name in _BUFFERS)
+    for bucket in (buckets or {}).values():
+        yield from bucket.buffer
+    yield from old or ()
 
 
 def _parameter_groups(engine: Any) -> list[Any]:
