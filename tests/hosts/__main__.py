@@ -3,8 +3,9 @@
 faults: how often, and how soon, a fault of a host is named. One job: its second host is cut off, and frozen, N times
 in turn, each until the verdict names it and again until no verdict does any more; another whose second host has a slow
 link N times; two whose second host has 10 or 30 % more work N times. Then N jobs each whose second host loses its
-power, has a small share of a core, starts nothing (under Slurm), or starts a script that does not come to torchrun; N
-sound ones, whose links are all as slow; and N whose second host has another torch.
+power, has a small share of a core, starts nothing (under Slurm), or starts a script that does not come to torchrun;
+N sound ones, whose links are all as slow; and N whose second host has another torch. The time of a rendezvous begins
+where torchrun listens for it, that of another torch where every rank has sent something.
 launchers: what is recorded of a sound job, and of one in which a rank fails, under each launcher.
 clocks: how far the clocks of hosts are known, where the run is collected and where it is gathered.
 """
@@ -24,7 +25,7 @@ from typing import Any
 from dtprof.diagnosis.sources.recorded_run import SILENT_AFTER_S
 from tests.hosts import launcher_checks
 from tests.hosts.collected_jobs import HANG_AFTER_S, CollectedJob, collected, is_training
-from tests.hosts.launchers import slurm_torchrun, torchrun_behind_a_script
+from tests.hosts.launchers import PORT, slurm_torchrun, torchrun_behind_a_script
 from tests.hosts.machines import REPOSITORY, why_not
 from tests.jobs import DTPROF
 
@@ -150,12 +151,15 @@ def measure_faults(
         if "versions" in only:
             where = {"PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(other_torch)))}
             with job_of(f"versions-{number}", env={"b": where}) as job:
+                job.wait_until(lambda: job.diagnose() is not None)
                 rates.add("other versions", job, "version-mismatch", "b")
         if "absent" in only:
             with job_of(f"absent-{number}", absent=1, launcher=slurm_torchrun) as job:
+                job.wait_until(lambda: job.workers[0].listens(PORT))
                 rates.add("rendezvous, host absent", job, "rank-never-joined", "b")
         if "behind" in only:
             with job_of(f"behind-{number}", is_behind=True, launcher=torchrun_behind_a_script) as job:
+                job.wait_until(lambda: job.workers[0].listens(PORT))
                 rates.add("rendezvous, script before it", job, "rank-never-joined", "b")
     rates.show()
 

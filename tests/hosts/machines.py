@@ -24,6 +24,8 @@ from tests.jobs import REPOSITORY
 
 NETWORK = "10.77.0"
 START_S = 60
+LISTENING = "0A"
+"""State of a socket in /proc/PID/net/tcp."""
 CPU_CGROUP = Path("/sys/fs/cgroup/cpu")
 _BECOME_A_HOST = """
 set -e
@@ -109,6 +111,14 @@ class Host:
             except OSError:
                 continue
         return found
+
+    def listens(self, port: int) -> bool:
+        """Say whether a process on this host waits for connections at a port."""
+        rows = [line.split() for name in ("tcp", "tcp6") for line in self._sockets(name)]
+        return any(row[1].endswith(f":{port:04X}") and row[3] == LISTENING for row in rows)
+
+    def _sockets(self, name: str) -> list[str]:
+        return Path(f"/proc/{self.init.pid}/net/{name}").read_text().splitlines()[1:]
 
     def cut_link(self) -> None:
         """Let no packet pass any more, as when a cable is pulled out: nobody is told."""

@@ -1,6 +1,7 @@
 """Tests of what `dtprof run --collect` sends and `dtprof collect` keeps."""
 
 import http.client
+import http.server
 import json
 import os
 import shutil
@@ -53,7 +54,13 @@ class Service:
         app = make_app(RunStore(self.store, max_bytes=self._max_bytes), token=TOKEN, note=self.notes.append)
         files = {} if self._tls is None else {"ssl_certfile": self._tls[0], "ssl_keyfile": self._tls[1]}
         config = uvicorn.Config(
-            app, log_level="critical", lifespan="off", access_log=False, timeout_graceful_shutdown=1, **files
+            app,
+            log_level="critical",
+            lifespan="off",
+            access_log=False,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=120,  # as `dtprof collect` has it: a machine that tests may be slow
+            **files,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]})
@@ -356,6 +363,34 @@ def test_hostile_names_write_nothing(service: Service, tmp_path: Path) -> None:
         assert sorted(path for path in tmp_path.rglob("*")) == before, name
 
 
+def test_what_the_other_end_says_cannot_steer_a_terminal(service: Service, tmp_path: Path) -> None:
+    card = {"launcher": "0" * 32, "name": "job", "is_named": True, "job": None, "joins": False, "format": 2}
+    assert service.ask("POST", "/v1/launchers", json.dumps(card | {"host": "a\x1b[2J\nb"}).encode())[0] == 200
+    assert service.notes == [r"a\x1b[2J\nb sends job"]
+
+    class Hostile(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.dumps({"error": "\x1b[2J\nb"}).encode()
+            self.send_response(400)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Hostile) as hostile:
+        thread = threading.Thread(target=hostile.serve_forever)
+        thread.start()
+        sink = HttpSink("127.0.0.1", hostile.server_port, token=TOKEN, context=None)
+        with pytest.raises(SinkRefusedError) as refused:
+            sink.open(new_card(host(tmp_path).run, is_named=False, job=None, joins=False, host="a"))
+        sink.close()
+        hostile.shutdown()
+        thread.join()
+    assert str(refused.value) == r"\x1b[2J\nb"
+
+
 def test_hostile_names_of_runs_are_refused(service: Service) -> None:
     card = {"launcher": "0" * 32, "is_named": True, "job": None, "joins": False, "host": "a", "format": 2}
     for name in HOSTILE_RUNS:
@@ -422,7 +457,15 @@ def test_a_body_that_was_cut_or_changed_on_the_way_is_not_taken(service: Service
     before = (kept / "strings.jsonl").read_bytes()
     status, answer = service.ask("PATCH", f"{path}/strings.jsonl?at={len(before)}", b"{}\n", **{"X-Crc32": "0" * 8})
     assert status == 400
-    assert "damaged on the way" in answer["error"]
+    assert "3 bytes were changed on the way (checksum" in answer["error"]
+    base = f"/v1/launchers/{sender._card.launcher}"
+    for method, url in (
+        ("PUT", f"{base}/manifest"),
+        ("POST", "/v1/launchers"),
+    ):  # whole documents: one letter is another
+        status, answer = service.ask(method, url, b'{"name": "another"}', **{"X-Crc32": "0" * 8})
+        assert status == 400
+        assert "changed on the way" in answer["error"]
     with socket.create_connection(("127.0.0.1", service.port)) as raw:  # gone in the middle of an archive
         head = f"PUT {path}/events.00009.z?mtime=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
         raw.sendall(f"{head}X-Crc32: 00000000\r\nContent-Length: 100000\r\n\r\n".encode() + b"x" * 5000)

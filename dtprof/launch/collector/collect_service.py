@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from dtprof.formatting import join_lines
 from dtprof.launch.collector.run_store import MOST_MANIFEST_BYTES, MOST_PIECES_BYTES, Refusal, RunStore, read_opening
 from dtprof.records.sent_files import FileKind
 
@@ -64,6 +65,7 @@ def make_app(store: RunStore, *, token: str, note: Callable[[str], None]) -> Sta
     reported: set[str] = set()
 
     def tell(text: str) -> None:
+        text = join_lines([text])  # names of hosts and runs are what a sender says
         if len(reported) < 1000 and text not in reported:
             reported.add(text)
             note(text)
@@ -126,8 +128,6 @@ def make_app(store: RunStore, *, token: str, note: Callable[[str], None]) -> Sta
         target, growth = _target(request)
         most = MOST_PIECES_BYTES if growth is FileKind.SEGMENT else MOST_LINES_BYTES
         body = await _body(request, most)
-        length = _number(request, "content-length", request.headers.get("content-length"))
-        _check_whole(request, len(body), length, zlib.crc32(body))
         if growth is FileKind.SEGMENT:
             store.write_pieces(target, body)
             return answer()
@@ -160,7 +160,7 @@ async def _body(request: Request, most: int) -> bytes:
     """Read a body of limited length.
 
     Raises:
-        Refusal: it is longer.
+        Refusal: it is longer, or was cut or changed on the way.
     """
     parts, size = [], 0
     async for part in request.stream():
@@ -168,7 +168,10 @@ async def _body(request: Request, most: int) -> bytes:
         if size > most:
             raise Refusal(413, f"a body of more than {most} bytes")
         parts.append(part)
-    return b"".join(parts)
+    body = b"".join(parts)
+    length = _number(request, "content-length", request.headers.get("content-length"))
+    _check_whole(request, size, length, zlib.crc32(body))
+    return body
 
 
 async def _write(request: Request, draft: Path) -> tuple[int, int]:
@@ -187,8 +190,14 @@ async def _write(request: Request, draft: Path) -> tuple[int, int]:
 
 def _check_whole(request: Request, size: int, length: int, checksum: int) -> None:
     """Refuse a body that was cut or changed on the way."""
-    if size != length or f"{checksum:08x}" != request.headers.get("x-crc32"):
-        raise Refusal(400, f"a body of {size} of {length} bytes, or damaged on the way: nothing of it was taken")
+    if size != length:
+        raise Refusal(400, f"only {size} of {length} bytes came: nothing of them was taken; they are sent again")
+    if f"{checksum:08x}" != (given := request.headers.get("x-crc32")):
+        raise Refusal(
+            400,
+            f"{size} bytes were changed on the way (checksum {checksum:08x}, expected {given}): "
+            "nothing of them was taken; they are sent again",
+        )
 
 
 def _number(request: Request, name: str, text: str | None) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from dtprof.formatting import join_lines
 from dtprof.launch.collector.sinks import (
     LauncherCard,
     Opened,
@@ -112,7 +113,7 @@ class HttpSink:
             every_s = answer.get("tail_every_s")
             self.tail_every_s = float(every_s) if isinstance(every_s, int | float) else self.tail_every_s
             return answer
-        reason = str(answer.get("error", f"HTTP {response.status}"))[:300]
+        reason = join_lines([str(answer.get("error", f"HTTP {response.status}"))[:300]])  # goes to the user's terminal
         if response.status == 404:
             raise UnknownLauncherError(reason)
         if response.status == 507:
