@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.columns import number_distinct
+from dtprof.columns import is_any, number_distinct
 from dtprof.intervals import Column
 from dtprof.records.tables import Array, RankTables, Site
 
 _BACKWARD = ("Tensor.backward", "backward")
+_OF_DDP = ("all_reduce", "broadcast")
+"""What DDP itself issues in passes: reductions of buckets and broadcasts of buffers. Its hooks carry labels."""
 _SAYS_NOTHING = ("wrapper", "inner", "<lambda>", "<module>")
 _MODULE_CALL = "Module._wrapped_call_impl"
 CALLS = frozenset(
@@ -37,10 +39,15 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
     uses_ddp = "ddp" in tables.features
     names: dict[str, int] = {"": 0}
     sites, place = number_distinct(operations["site"])
-    numbers = np.zeros(len(sites), np.int64)
-    for i, site in enumerate(sites.tolist()):
-        numbers[i] = names.setdefault(_name(tables.sites.get(site), uses_ddp=uses_ddp), len(names))
+    numbers, instead = np.zeros((2, len(sites)), np.int64)
+    for i, site in enumerate(map(tables.sites.get, sites.tolist())):
+        numbers[i] = instead[i] = names.setdefault(_name(site, uses_ddp=uses_ddp), len(names))
+        if _is_pass(site):
+            instead[i] = names.setdefault(_name(site, uses_ddp=False), len(names))
     of_operation = numbers[place]
+    if uses_ddp and (numbers != instead).any():
+        is_ddps = is_any(operations["op"], [i for i, op in enumerate(tables.ops) if op in _OF_DDP])
+        of_operation = np.where(is_ddps, of_operation, instead[place])
     for op, other in (("send", "recv"), ("recv", "send")):
         for wrong, right in ((other, op), (_MESSAGES[other], _MESSAGES[op])):
             if wrong in names and op in tables.ops:
@@ -50,9 +57,14 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
     return Apis(names=tuple(names), of_operation=of_operation)
 
 
-def name_site(tables: RankTables, site: int) -> str:
-    """Return the short name of the function called at a site of one rank."""
-    return _name(tables.sites.get(site), uses_ddp="ddp" in tables.features)
+def name_site(tables: RankTables, site: int, op: str) -> str:
+    """Return the short name of the function called at a site of one rank for an operation of this name."""
+    return _name(tables.sites.get(site), uses_ddp="ddp" in tables.features and op in _OF_DDP)
+
+
+def _is_pass(site: Site | None) -> bool:
+    """Say whether a forward or backward pass issued what nothing else says anything of: DDP, or another function."""
+    return site is not None and site.label is None and not site.package and site.api in (*_BACKWARD, _MODULE_CALL)
 
 
 def _name(site: Site | None, *, uses_ddp: bool) -> str:

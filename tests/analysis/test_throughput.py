@@ -189,13 +189,26 @@ def exchange(kind: str, description: str = "") -> Summary:
                     "recv" if rank else "send", begin + 31 * MS, begin + 32 * MS, group=group, peer=1 - rank, nbytes=4
                 )
             elif kind != "nothing":
-                at = {"activations": 12, "gradients": 62}[kind]
-                builder.op("all_reduce", begin + at * MS, begin + (at + 1) * MS, group=group, nbytes=4)
+                at = {"gradients": 62}.get(kind, 12)
+                name = "all_to_all" if kind == "own tokens" else "all_reduce"
+                builder.op(name, begin + at * MS, begin + (at + 1) * MS, group=group, nbytes=4)
             builder.span("backward", begin + 40 * MS, begin + 60 * MS)
             if not step:
                 builder.sample("step_tokens", begin + 70 * MS, 640)
+                builder.sample("step_samples", begin + 70 * MS, 10)
             builder.span("optimizer", begin + 80 * MS, begin + 90 * MS)
     return summarise(MemoryRun(ranks))
+
+
+def test_ranks_that_exchange_all_to_all_have_tokens_of_their_own() -> None:
+    # Experts on the ranks of a group that nothing names, or layers parallel along the sequence: their samples differ.
+    summary = exchange("own tokens")
+    assert (throughput(summary).tokens_per_step, throughput(summary).samples_per_step) == (1280, None)
+    assert any(
+        text.startswith("samples_per_s: ") and "all_to_all in the forward pass: each may be given a part" in text
+        for text in summary.cannot_tell
+    )
+    assert throughput(exchange("own tokens", "mesh_ep")).samples_per_step == 20
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,6 @@ def sum_dropped(tables: RankTables) -> dict[RowKey, Array]:
             row_sums["count"] = row_sums["of_lowest"] = row["events"]
         elif tables.rank == group.ranks.lowest:
             row_sums["of_lowest"] = row["events"]
-        key = RowKey(group, op, name_site(tables, int(row["site"])))
+        key = RowKey(group, op, name_site(tables, int(row["site"]), op))
         sums[key] = add_sums(sums[key], row_sums) if key in sums else row_sums
     return sums

@@ -19,9 +19,11 @@ from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_rep
 from dtprof.records import events
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
-_EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_ALL_TO_ALL = "all_to_all"
+_EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter", _ALL_TO_ALL)
 """Collectives by which activations are exchanged; a broadcast distributes buffers."""
-RATES = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
+TOKENS_PER_S = "tokens_per_s"
+RATES = {TOKENS_PER_S: "tokens/s", "samples_per_s": "samples/s"}
 """A rate of consumption and its unit."""
 WORTH_MEAN = 0.1
 """The mean rate is said beside the median where it differs by more."""
@@ -45,6 +47,7 @@ class Sharing:
     group: str
     ranks: tuple[int, ...]
     how: str  # what they do: "all_reduce in the forward pass", "messages"
+    tokens: bool = True  # they may be given the same tokens, not only parts of the same samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,9 @@ def _find_unclear(tables: RankTables, own: RankSteps) -> frozenset[Sharing]:
         site = tables.sites.get(at)
         if site is None or site.label is None or site.label.api in ("dtensor", "tp"):
             group, how = groups[number], f"{tables.ops[op]} in the forward pass"
-            found.add(Sharing(group=group.name, ranks=tuple(group.ranks), how=how))
+            # Experts and layers parallel along the sequence exchange all_to_all what each rank has of its own.
+            has_own = tables.ops[op] == _ALL_TO_ALL and (site is None or site.label is None)
+            found.add(Sharing(group=group.name, ranks=tuple(group.ranks), how=how, tokens=not has_own))
     return frozenset(found)
 
 
@@ -220,7 +225,7 @@ def sum_consumption(
         total, without = _sum_replicas(recorded, column, replicas, numbers)
         if not total.any():
             continue
-        if sharing := _find_between(replicas, recorded.values()):
+        if sharing := _find_between(replicas, recorded.values(), tokens=name == TOKENS_PER_S):
             unclear[name] = _ask_axis(sharing)
         else:
             of_steps[name], silent[name] = total, without
@@ -234,10 +239,12 @@ def sum_consumption(
     return JobConsumption(of_steps=of_steps, silent=silent, unknown=unknown)
 
 
-def _find_between(replicas: Iterable[Sequence[int]], recorded: Iterable[RankConsumption]) -> Sharing | None:
-    """Return ranks of several replicas that may work on the same sequences; None where there are none."""
+def _find_between(
+    replicas: Iterable[Sequence[int]], recorded: Iterable[RankConsumption], *, tokens: bool
+) -> Sharing | None:
+    """Return ranks of several replicas that may work on the same sequences, or tokens; None where there are none."""
     replica_of = {rank: number for number, replica in enumerate(replicas) for rank in replica}
-    every = {sharing for own in recorded for sharing in own.unclear}
+    every = {sharing for own in recorded for sharing in own.unclear if sharing.tokens or not tokens}
     for sharing in sorted(every, key=lambda sharing: (sharing.group, sharing.ranks, sharing.how)):
         if len({replica_of[rank] for rank in sharing.ranks if rank in replica_of}) > 1:
             return sharing
@@ -249,6 +256,11 @@ def _ask_axis(sharing: Sharing) -> str:
         return (
             f"{list_ranks(sorted(sharing.ranks))} send each other messages, and nothing says whether they are stages "
             "of a pipeline, which work on the same sequences; a dimension `pp` of a DeviceMesh with their group says so"
+        )
+    if not sharing.tokens:
+        return (
+            f"nothing says what group {sharing.group!r} is for, and its ranks {sharing.how}: each may be given a part "
+            "of the same samples; a dimension `ep` or `sp` of a DeviceMesh with this group says what they share"
         )
     return (
         f"nothing says what group {sharing.group!r} is for, and its ranks {sharing.how}: they may be tensor-parallel, "
