@@ -12,7 +12,7 @@ import numpy as np
 
 from dtprof.analysis.blocked_steps import find_blocked_steps
 from dtprof.analysis.communication.collective_table import RowKey, add_rows, sum_rows
-from dtprof.analysis.communication.communication_sites import SiteKey, sum_sites
+from dtprof.analysis.communication.communication_sites import SiteKey, add_sites, sum_sites
 from dtprof.analysis.communication.dropped_operations import sum_dropped
 from dtprof.analysis.communication.exchange_balance import find_exchanges
 from dtprof.analysis.communication.operation_timing import ESTIMATED, NOT_KNOWN, Timing
@@ -24,7 +24,7 @@ from dtprof.analysis.memory.rank_memory import find_categories, find_largest, fi
 from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, may_be_stage
 from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank, part_steps
 from dtprof.analysis.results import MemoryGrowth
-from dtprof.analysis.steps.part_bands import StepParts, sum_parts
+from dtprof.analysis.steps.part_bands import StepParts, add_parts, sum_parts
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, find_steps
 from dtprof.analysis.steps.step_partition import partition_phases, round_means, sum_steps
@@ -157,16 +157,23 @@ class RankReduction:
         return self.num_events / self.num_steps if self.num_steps else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchReduction:
-    """The second map of several ranks."""
+@dataclass(kw_only=True)
+class Reductions:
+    """The second map of some ranks, and sums over them."""
 
-    ranks: list[RankReduction]
-    timing: Timing  # of the operations of all
-    rows: dict[RowKey, Array]  # sums over these ranks
-    dropped: dict[RowKey, Array]  # of operations of which only sums are left
-    step_parts: StepParts | None  # None: no step of these ranks could be split
-    sites: dict[SiteKey, Column]  # sums over these ranks, by call site; empty without measured steps
+    ranks: list[RankReduction] = field(default_factory=list)
+    rows: dict[RowKey, Array] = field(default_factory=dict)
+    dropped: dict[RowKey, Array] = field(default_factory=dict)  # of operations of which only sums are left
+    sites: dict[SiteKey, Column] = field(default_factory=dict)  # by call site; empty without measured steps
+    step_parts: StepParts | None = None  # None: no step of these ranks could be split
+
+    def join(self, others: "Reductions") -> None:
+        """Take in other ranks."""
+        self.ranks.extend(others.ranks)
+        add_rows(self.rows, others.rows)
+        add_rows(self.dropped, others.dropped)
+        add_sites(self.sites, others.sites)
+        self.step_parts = add_parts(self.step_parts, others.step_parts)
 
 
 def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
@@ -255,8 +262,8 @@ def reduce_ranks(
     width: int = 1,
     errors: ClockErrors = ONE_CLOCK,
     max_hops: int = 0,
-) -> BatchReduction:
-    """Sum up the measured steps of ranks; all records of a rank where no steps are measured.
+) -> tuple[Reductions, Timing]:
+    """Sum up the measured steps of ranks; all records of a rank where no steps are measured. Return with it the timing.
 
     Parameters:
         width: steps a bin, for what is kept bin by bin.
@@ -328,14 +335,14 @@ def reduce_ranks(
     dropped: dict[RowKey, Array] = {}
     for one in batch.ranks:
         add_rows(dropped, sum_dropped(one.placed.tables))
-    return BatchReduction(
+    reductions = Reductions(
         ranks=ranks,
-        timing=timing,
         rows=sum_rows(batch, apis, chosen=chosen, instances=instances, timing=timing),
         dropped=dropped,
         step_parts=sum_parts(parts, batch.numbers, np.array(seen, np.bool_)[batch.place_of_window]) if parts else None,
         sites=sum_sites(batch, apis, chosen=chosen, timing=timing) if used.known else {},
     )
+    return reductions, timing
 
 
 def _user_phases(one: SteppedRank) -> dict[str, int]:

@@ -10,8 +10,8 @@ from dtprof.analysis.placed_ranks import PlacedBatch, read_placed
 from dtprof.analysis.rank_reductions import RankFacts, survey
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.analysis.steps.throughput import RankConsumption
-from dtprof.intervals import Intervals
-from dtprof.job.clock_alignment import Clocks, Marks, find_measured, tighten
+from dtprof.intervals import NONE, Intervals
+from dtprof.job.clock_alignment import Clocks, Marks, find_measured, state_errors, tighten
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.device_timeline import place_on_device
@@ -127,6 +127,7 @@ class RankTask:
     records: RankRecords
     clocks: Clocks
     steps: Mapping[int, RankSteps]  # of these ranks
+    used: MeasuredSteps
     pipeline_windows: Mapping[int, Intervals]
     instances: OperationInstances
     errors: ClockErrors
@@ -135,15 +136,52 @@ class RankTask:
         """Read these ranks, in order, on the clock of the reference as far as clocks are aligned."""
         return map(self.clocks.align, map(place_on_device, self.records.load_each(self.steps)))
 
-    def read_placed(self, used: MeasuredSteps) -> Iterator[PlacedBatch]:
+    def read_placed(self) -> Iterator[PlacedBatch]:
         """Read and place these ranks, in order, as many side by side as are worth it."""
         return read_placed(
             self.load_each(),
             steps=self.steps,
-            used=used,
+            used=self.used,
             instances=self.instances,
             pipeline_windows=self.pipeline_windows,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """Some ranks to read a second time."""
+
+    ranks: Sequence[int]
+    channels: Sequence[Channel]  # of their operations
+    task: RankTask
+
+
+def part_ranks(
+    run: SurveyedRun,
+    surveys: Surveys,
+    *,
+    used: MeasuredSteps,
+    steps: Mapping[int, RankSteps],
+    windows: PipelineWindows | None,
+) -> Iterator[RankPart]:
+    """Yield the ranks of a run in the parts in which they were surveyed.
+
+    Parameters:
+        steps: of the ranks to read.
+        windows: of the pipelines; None: bubbles are not asked for.
+    """
+    errors = state_errors(surveys.clocks, surveys.boots)
+    for part, channels in surveys.parts:
+        task = RankTask(
+            records=run.part(part),
+            clocks=surveys.clocks,
+            steps={rank: steps[rank] for rank in part if rank in steps},
+            used=used,
+            pipeline_windows={rank: windows.of(rank) if windows is not None else NONE for rank in part},
+            instances=surveys.instances.of(channels),
+            errors=errors,
+        )
+        yield RankPart(ranks=part, channels=channels, task=task)
 
 
 def survey_run(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> Surveys:

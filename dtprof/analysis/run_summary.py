@@ -8,10 +8,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from dtprof.analysis.caveats import list_caveats
-from dtprof.analysis.communication.collective_table import MAX_LISTED, RowKey, add_rows, list_collectives
+from dtprof.analysis.communication.collective_table import MAX_LISTED, add_rows, list_collectives
 from dtprof.analysis.communication.communication_sites import (
-    SiteKey,
-    add_sites,
     list_sites,
     list_sizes,
     sum_by_phase,
@@ -28,8 +26,8 @@ from dtprof.analysis.memory.rank_memory import find_fragmentation
 from dtprof.analysis.pipeline.bubbles import measure_pipelines
 from dtprof.analysis.placed_ranks import RankTiming
 from dtprof.analysis.rank_exits import describe_end
-from dtprof.analysis.rank_reductions import BatchReduction, RankFacts, RankReduction, reduce_ranks
-from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
+from dtprof.analysis.rank_reductions import RankFacts, RankReduction, Reductions, reduce_ranks
+from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
 from dtprof.analysis.recoveries import describe_attempts, find_recoveries
 from dtprof.analysis.results import (
     BUBBLE,
@@ -45,7 +43,7 @@ from dtprof.analysis.results import (
     StepSeries,
     Summary,
 )
-from dtprof.analysis.steps.part_bands import StepParts, add_parts, list_bands
+from dtprof.analysis.steps.part_bands import list_bands
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.throughput import measure_throughput
 from dtprof.analysis.stragglers.device_clocks import list_losses
@@ -54,11 +52,11 @@ from dtprof.analysis.stragglers.straggler_ranks import bin_width
 from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
 from dtprof.columns import median, percentiles
 from dtprof.intervals import Column
-from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, worst_error_ns
+from dtprof.job.clock_alignment import ClockResult, list_clocks, worst_error_ns
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_ranks, resolve_world_size
-from dtprof.records.tables import Array, Group
+from dtprof.records.tables import Group
 
 Found = TypeVar("Found")
 CollectDetails = Callable[[RankTiming, RankTask], Found]
@@ -71,7 +69,6 @@ MakeCollector = Callable[[Sequence[int], Sequence[Channel]], CollectDetails[Foun
 class ReductionTask(RankTask, Generic[Found]):
     """A batch of ranks to reduce; the fields are the parameters of `reduce_ranks`."""
 
-    used: MeasuredSteps
     max_bars: int
     width: int
     max_hops: int
@@ -79,30 +76,17 @@ class ReductionTask(RankTask, Generic[Found]):
 
 
 @dataclass(kw_only=True)
-class Reductions(Generic[Found]):
-    """The second map of some ranks."""
+class DetailedReductions(Reductions, Generic[Found]):
+    """The second map of some ranks, with details of each where they are asked for."""
 
-    ranks: list[RankReduction] = field(default_factory=list)  # less their rows
-    details: list[Found] = field(default_factory=list)  # where they are asked for
-    rows: dict[RowKey, Array] = field(default_factory=dict)  # sums of these
-    dropped: dict[RowKey, Array] = field(default_factory=dict)
-    sites: dict[SiteKey, Column] = field(default_factory=dict)
-    step_parts: StepParts | None = None
-
-    def join(self, others: "Reductions[Found] | BatchReduction") -> None:
-        """Take in other ranks."""
-        self.ranks.extend(others.ranks)
-        add_rows(self.rows, others.rows)
-        add_rows(self.dropped, others.dropped)
-        add_sites(self.sites, others.sites)
-        self.step_parts = add_parts(self.step_parts, others.step_parts)
+    details: list[Found] = field(default_factory=list)
 
 
-def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
+def reduce_part(task: ReductionTask[Found]) -> DetailedReductions[Found]:
     """Reduce ranks in batches, and collect details of each rank if the task asks for them."""
-    reductions: Reductions[Found] = Reductions()
-    for batch in task.read_placed(task.used):
-        found = reduce_ranks(
+    reductions: DetailedReductions[Found] = DetailedReductions()
+    for batch in task.read_placed():
+        found, timing = reduce_ranks(
             batch,
             used=task.used,
             instances=task.instances,
@@ -113,7 +97,7 @@ def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
         )
         reductions.join(found)
         if task.collect is not None:
-            reductions.details.extend(task.collect(rank, task) for rank in batch.timed(found.timing))
+            reductions.details.extend(task.collect(rank, task) for rank in batch.timed(timing))
     return reductions
 
 
@@ -153,40 +137,33 @@ def reduce_run(
     used: MeasuredSteps,
     make_collector: MakeCollector[Found] | None = None,
     draws: bool = True,
-) -> Reductions[Found]:
+) -> DetailedReductions[Found]:
     """Sum up the measured steps of the ranks that are surveyed.
 
     Parameters:
         draws: keep what the timeline and the critical path are made of.
     """
-    num_ranks, clocks = len(surveys.facts), surveys.clocks
+    num_ranks = len(surveys.facts)
     steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(used)
-    errors = state_errors(clocks, surveys.boots)
     draws = draws and surveys.one_clock
     tasks = (
         ReductionTask(
-            records=run.part(part),
-            clocks=clocks,
-            steps={rank: steps[rank] for rank in part},
-            pipeline_windows={rank: windows.of(rank) for rank in part},
-            instances=surveys.instances.of(channels),
-            used=used,
+            **vars(part.task),
             max_bars=_max_bars(num_ranks) if draws and used.known else 0,
             width=bin_width(used.last - used.first + 1, num_ranks),
-            errors=errors,
             max_hops=MAX_ROWS // max(1, num_ranks) if draws else 0,
-            collect=make_collector(part, channels) if make_collector is not None else None,
+            collect=make_collector(part.ranks, part.channels) if make_collector is not None else None,
         )
-        for part, channels in surveys.parts
+        for part in part_ranks(run, surveys, used=used, steps=steps, windows=windows)
     )
-    reduced: Reductions[Found] = Reductions()
+    reduced: DetailedReductions[Found] = DetailedReductions()
     for found in map_tasks(executor, reduce_part, tasks):
         reduced.join(found)
         reduced.details.extend(found.details)
     return reduced
 
 
-def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions[Found], *, used: MeasuredSteps) -> Summary:
+def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, used: MeasuredSteps) -> Summary:
     """Return the summary of a run from its reduced ranks over these steps; reads no record."""
     chosen = newest_ranks(run.folders)
     facts, pipelines, clocks, one_clock = surveys.facts, surveys.pipelines, surveys.clocks, surveys.one_clock

@@ -22,10 +22,10 @@ from dtprof.analysis.memory.memory_formulas import ModelShare
 from dtprof.analysis.memory.memory_growth import find_growth
 from dtprof.analysis.memory.rank_memory import find_categories, find_peak
 from dtprof.analysis.pipeline.bubbles import RankPipeline
-from dtprof.analysis.rank_reductions import RankFacts, RankReduction
+from dtprof.analysis.rank_reductions import RankFacts, RankReduction, Reductions
 from dtprof.analysis.rank_surveys import Surveys, survey_run
 from dtprof.analysis.results import BUBBLE, Summary
-from dtprof.analysis.run_summary import Reductions, reduce_run, state_summary, summarise
+from dtprof.analysis.run_summary import DetailedReductions, reduce_run, state_summary, summarise
 from dtprof.analysis.steps.part_bands import add_parts
 from dtprof.analysis.steps.step_boundaries import (
     MARKS,
@@ -72,7 +72,7 @@ class _Fold:
     first: int
     last: int
     surveys: Surveys
-    reduced: Reductions[None]
+    reduced: Reductions
     cuts: dict[tuple[int, int], "_Fold"] = field(default_factory=dict)  # of some of these steps
 
     @property
@@ -139,7 +139,7 @@ class StepAggregates:
         if not pieces:
             return LiveFigures(summary=summarise(window), newest=None)
         used = replace(used, first=pieces[0].first, last=pieces[-1].last)
-        reduced: Reductions[None] = Reductions(dropped=pieces[-1].reduced.dropped)
+        reduced = Reductions(dropped=pieces[-1].reduced.dropped)
         for piece in pieces:
             add_rows(reduced.rows, piece.reduced.rows)
             add_sites(reduced.sites, piece.reduced.sites)
@@ -170,7 +170,7 @@ def _list_new(stepping: Sequence[RankSteps], window: LiveWindow, *, after: int) 
 
 def _fold(records: LiveWindow, surveys: Surveys, first: int, last: int) -> _Fold:
     used = MeasuredSteps(count=last, first=first, last=last, warm_up=0, caveats=())
-    reduced: Reductions[None] = reduce_run(records, THIS_PROCESS, surveys=surveys, used=used, draws=False)
+    reduced: DetailedReductions[None] = reduce_run(records, THIS_PROCESS, surveys=surveys, used=used, draws=False)
     return _Fold(first=first, last=last, surveys=surveys, reduced=reduced)
 
 

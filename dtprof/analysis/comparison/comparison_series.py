@@ -16,7 +16,7 @@ from dtprof.analysis.metric_registry import unit_of
 from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_bubbles
 from dtprof.analysis.placed_ranks import RankTiming, time_batch
 from dtprof.analysis.rank_reductions import RankFacts
-from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
+from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps
@@ -26,7 +26,6 @@ from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Intervals, locate
 from dtprof.job.api_names import find_apis
 from dtprof.job.axes import distinct_groups, purpose_of
-from dtprof.job.clock_alignment import state_errors
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.sound_records import UNNAMED
 from dtprof.job.world_size import newest_ranks, resolve_world_size
@@ -103,7 +102,6 @@ class _Sums:
 class MeasureTask(RankTask):
     """Some ranks to be measured."""
 
-    used: MeasuredSteps
     numbers: Column
     unknown_bubbles: Mapping[int, str]  # ranks whose bubbles are not known, and why
 
@@ -112,7 +110,7 @@ def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
     """Return the sums over some ranks, and the figures of each."""
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
-    for batch in task.read_placed(task.used):
+    for batch in task.read_placed():
         for timed in batch.timed(time_batch(batch, task.instances, task.errors)):
             for figure, series in _measure_rank(timed, task, sums).items():
                 estimates[figure._replace(table=RANKS, rank=timed.tables.rank)] = estimate_mean(series)
@@ -124,28 +122,21 @@ def measure_run(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunFigur
     """Measure a run step by step."""
     chosen = newest_ranks(run.folders)
     surveys = survey_run(run, chosen, executor)
-    facts, instances, pipelines = surveys.facts, surveys.instances, surveys.pipelines
+    facts, pipelines = surveys.facts, surveys.pipelines
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
     numbers = _common_steps(list(steps.values()), used)
     windows = surveys.pipeline_windows(used)
-    errors = state_errors(surveys.clocks, surveys.boots)
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
     stepping = {rank: steps[rank] for rank in chosen if len(numbers) and steps[rank].count}
     tasks = (
         MeasureTask(
-            records=run.part(part),
-            clocks=surveys.clocks,
-            steps={rank: stepping[rank] for rank in part if rank in stepping},
-            pipeline_windows={rank: windows.of(rank) for rank in part},
-            instances=instances.of(channels),
-            used=used,
+            **vars(part.task),
             numbers=numbers,
-            unknown_bubbles={rank: windows.unknown[rank] for rank in part if rank in windows.unknown},
-            errors=errors,
+            unknown_bubbles={rank: windows.unknown[rank] for rank in part.ranks if rank in windows.unknown},
         )
-        for part, channels in surveys.parts
+        for part in part_ranks(run, surveys, used=used, steps=stepping, windows=windows)
     )
     for measured, own_estimates in map_tasks(executor, measure_ranks, tasks):
         sums.join(measured)

@@ -236,14 +236,14 @@ def _compare_figure(
     of_a, of_b = _find(figure, a), _find(figure, b)
     if of_a is None or of_b is None:
         name, run = ("A", a) if of_a is None else ("B", b)
-        return _unjudged(figure, of_a, of_b, f"{name}: {run.unknown.get(figure, 'not measured')}")
+        return _unjudged(figure, _mean(of_a), _mean(of_b), f"{name}: {run.unknown.get(figure, 'not measured')}")
     bubble = Figure(figure.table, BUBBLE, rank=figure.rank)
     if figure.name in _INSTEAD_OF_BUBBLE and (bubble in a.unknown) != (bubble in b.unknown):
         name = "A" if bubble in a.unknown else "B"
-        return _unjudged(figure, of_a, of_b, f"{name}: the bubble, which is not known, is in it")
+        return _unjudged(figure, of_a.mean, of_b.mean, f"{name}: the bubble, which is not known, is in it")
     subtracted = subtract_means(of_a, of_b, error=error)
     if subtracted is None:
-        return _unjudged(figure, of_a, of_b, f"fewer than {MIN_STEPS} steps")
+        return _unjudged(figure, of_a.mean, of_b.mean, f"fewer than {MIN_STEPS} steps")
     floor = at_least * _scale(figure, of_a, of_b, step)
     return FigureChange(
         figure=figure,
@@ -269,12 +269,16 @@ def _scale(figure: Figure, a: Estimate, b: Estimate, step: float) -> float:
     return 1.0 if figure.unit == "fraction" else (a.mean + b.mean) / 2
 
 
-def _unjudged(figure: Figure, a: Estimate | None, b: Estimate | None, reason: str) -> FigureChange:
+def _mean(known: Estimate | None) -> float | None:
+    return known.mean if known is not None else None
+
+
+def _unjudged(figure: Figure, a: float | None, b: float | None, reason: str) -> FigureChange:
     return FigureChange(
         figure=figure,
-        a=a.mean if a is not None else None,
-        b=b.mean if b is not None else None,
-        difference=b.mean - a.mean if a is not None and b is not None else None,
+        a=a,
+        b=b,
+        difference=b - a if a is not None and b is not None else None,
         low=None,
         high=None,
         detectable=None,
@@ -293,17 +297,5 @@ def _compare_peaks(a: RunFigures, b: RunFigures, *, by_rank: bool) -> list[Figur
     if by_rank:
         ranks = sorted(a.peak_bytes.keys() | b.peak_bytes.keys())
         pairs += [(Figure(RANKS, PEAK, rank=rank), a.peak_bytes.get(rank), b.peak_bytes.get(rank)) for rank in ranks]
-    return [
-        FigureChange(
-            figure=figure,
-            a=of_a,
-            b=of_b,
-            difference=of_b - of_a if of_a is not None and of_b is not None else None,
-            low=None,
-            high=None,
-            detectable=None,
-            verdict="unknown",
-            reason="one number a run, not one a step: shown, not judged",
-        )
-        for figure, of_a, of_b in pairs
-    ]
+    reason = "one number a run, not one a step: shown, not judged"
+    return [_unjudged(figure, of_a, of_b, reason) for figure, of_a, of_b in pairs]

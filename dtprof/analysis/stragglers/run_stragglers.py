@@ -9,15 +9,14 @@ from dtprof.analysis.blocked_steps import find_blocked_steps
 from dtprof.analysis.memory.device_series import samples_each
 from dtprof.analysis.pipeline.slack import Slack
 from dtprof.analysis.rank_reductions import RankFacts
-from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
+from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
 from dtprof.analysis.results import StragglerResult
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.stragglers.device_clocks import RankDevice, measure_clocks
 from dtprof.analysis.stragglers.rank_waits import RankWaits
 from dtprof.analysis.stragglers.straggler_ranks import bin_width, find_stragglers
 from dtprof.columns import median
-from dtprof.intervals import NONE, Column, Intervals
-from dtprof.job.clock_alignment import state_errors
+from dtprof.intervals import Column, Intervals
 from dtprof.job.rank_executor import Executor, map_tasks
 from dtprof.job.world_size import newest_ranks
 from dtprof.records.nodes.late_lines import read_late_lines
@@ -50,7 +49,6 @@ def _took_ns(windows: Intervals) -> int:
 class WaitTask(RankTask):
     """Ranks whose waits are wanted."""
 
-    used: MeasuredSteps
     width: int  # steps a bin
 
 
@@ -59,20 +57,9 @@ def search_stragglers(run: SurveyedRun, executor: Executor) -> RunStragglers:
     surveys = survey_run(run, newest_ranks(run.folders), executor)
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
-    errors = state_errors(surveys.clocks, surveys.boots)
-    tasks = (
-        WaitTask(
-            records=run.part(part),
-            clocks=surveys.clocks,
-            steps={rank: steps[rank] for rank in part},
-            pipeline_windows=dict.fromkeys(part, NONE),  # waits are told without bubbles
-            instances=surveys.instances.of(channels),
-            errors=errors,
-            used=used,
-            width=bin_width(used.last - used.first + 1, len(surveys.facts)),
-        )
-        for part, channels in surveys.parts
-    )
+    width = bin_width(used.last - used.first + 1, len(surveys.facts))
+    parts = part_ranks(run, surveys, used=used, steps=steps, windows=None)  # waits are told without bubbles
+    tasks = (WaitTask(**vars(part.task), width=width) for part in parts)
     waits = [own for found in map_tasks(executor, collect_part, tasks if used.known else ()) for own in found]
     found, _ = name_stragglers(run, surveys, waits, used=used, nodes=read_device_nodes(run, surveys.facts))
     num_steps = used.last - used.first + 1 if used.known else 0
@@ -82,7 +69,7 @@ def search_stragglers(run: SurveyedRun, executor: Executor) -> RunStragglers:
 def collect_part(task: WaitTask) -> list[RankWaits | None]:
     """Return the waits of each rank; None where its steps, or all that may block it, were not observed."""
     waits: list[RankWaits | None] = []
-    for batch in task.read_placed(task.used):
+    for batch in task.read_placed():
         found = find_blocked_steps(
             batch, used=task.used, instances=task.instances, width=task.width, errors=task.errors
         )

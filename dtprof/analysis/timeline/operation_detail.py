@@ -14,14 +14,14 @@ from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing, split_blocked
 from dtprof.analysis.pipeline.bubbles import find_bubbles
 from dtprof.analysis.placed_ranks import RankTiming, time_batch
-from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
+from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
 from dtprof.analysis.results import BUBBLE, PARTS, PHASES, Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
-from dtprof.job.clock_alignment import Clocks, state_errors
+from dtprof.job.clock_alignment import Clocks
 from dtprof.job.collective_matching import Matched, OperationInstances
 from dtprof.job.device_timeline import start_of
 from dtprof.job.groups import Channel
@@ -90,7 +90,6 @@ class PartFacts:
     """The facts of some ranks, before their details."""
 
     boots: Mapping[int, str]
-    used: MeasuredSteps
     first_number: Mapping[Channel, int]  # of the instances of each channel
     unknown_bubbles: Collection[int]  # ranks
 
@@ -151,31 +150,20 @@ def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Channel]],
     unknown = detail.surveys.pipeline_windows(detail.used).unknown
     return lambda part, channels: PartFacts(
         boots={rank: detail.surveys.boots[rank] for rank in part},
-        used=detail.used,
         first_number={channel: first_number[channel] for channel in channels},
         unknown_bubbles=[rank for rank in part if rank in unknown],
     )
 
 
 def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
-    surveys = detail.surveys
-    windows = surveys.pipeline_windows(detail.used)
-    errors = state_errors(surveys.clocks, surveys.boots)
+    windows = detail.surveys.pipeline_windows(detail.used)
     facts_of = _facts_of(detail)
-    for part, channels in surveys.parts:
-        yield DetailTask(
-            records=detail.run.part(part),
-            clocks=surveys.clocks,
-            steps={rank: detail.steps[rank] for rank in part},
-            pipeline_windows={rank: windows.of(rank) for rank in part},
-            instances=surveys.instances.of(channels),
-            errors=errors,
-            facts=facts_of(part, channels),
-        )
+    for part in part_ranks(detail.run, detail.surveys, used=detail.used, steps=detail.steps, windows=windows):
+        yield DetailTask(**vars(part.task), facts=facts_of(part.ranks, part.channels))
 
 
 def _look_closely(task: DetailTask) -> Iterator[RankDetail]:
-    for batch in task.read_placed(task.facts.used):
+    for batch in task.read_placed():
         for timed in batch.timed(time_batch(batch, task.instances, task.errors)):
             yield _describe(timed, task, task.facts)
 
@@ -188,7 +176,7 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
     bubbles = find_bubbles(tables, spans, task.pipeline_windows[rank])
     instance, arrived = _number_instances(rank, operations, matched, task.instances, facts.first_number)
     parts, stretches = None, (NONE, np.zeros(0, np.int64))
-    if len(own.windows) and not _unobserved(operations, blocked, own, facts.used).any():
+    if len(own.windows) and not _unobserved(operations, blocked, own, task.used).any():
         exposed = split_blocked(blocked, timing, blocked.counts)
         stretches = paint_steps(own.windows, phases, *exposed, bubbles)
         parts = _sum_up(stretches, own.windows, PARTS)
@@ -200,7 +188,7 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
         boot_id=facts.boots[rank],
         clocks=task.clocks,
         steps=own,
-        used=facts.used,
+        used=task.used,
         parts=parts,
         part_stretches=stretches,
         phases=_sum_up(phase_stretches, own.windows, PHASES),
