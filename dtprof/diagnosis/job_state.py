@@ -121,6 +121,7 @@ class PipelinePass:
     plan: Pipeline | None
     ended: bool
     forwards: dict[int, int]  # microbatches that went forward, by stage
+    number: int = -1  # from 0; -1: not known, as the oldest records are not read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,11 @@ KNOWN = (
     ),
     ("is killed by signal: Bus error", SHARED_MEMORY),
     ("is killed by signal: Killed", HOST_MEMORY),
+    (
+        "is killed by signal",
+        "A worker of the data loader died; the line is where the news found its rank. Run with num_workers=0 to see "
+        "at which sample.",
+    ),
     ("Too many open files", "Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system')."),
 )
 """Advice for exceptions whose own text does not say how to mend them: words of the message, advice."""

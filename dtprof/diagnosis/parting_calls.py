@@ -33,10 +33,14 @@ def align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[
 
 
 def _with_callers(own: list[Site], other: list[Site]) -> list[Site]:
-    """Return a line of which no callers are known with those of another rank in the same function."""
-    if len(own) != 1 or len(other) < 2:
+    """Return frames of which the outer are not known with those of another rank around the same function.
+
+    Of a line no caller may be known, and a traceback begins where the exception was caught.
+    """
+    if not own or len(other) < 2 or _is_same_function(own[0], other[0]):
         return own
-    at = next((i for i in range(len(other) - 1, -1, -1) if _is_same_function(own[0], other[i])), None)
+    alike = _is_same_function if len(own) == 1 else _is_same_line
+    at = next((i for i in range(len(other) - 1, -1, -1) if alike(own[0], other[i])), None)
     return [*other[:at], *own] if at is not None else own
 
 
@@ -146,8 +150,19 @@ def find_ways_past(
         by: a rank that went past it.
         after: the operation before it, which both made.
     """
-    ways = _find_all_ways(job, made, by, after)
+    ways = _without_usual(job, made, by, _find_all_ways(job, made, by, after))
     return ways if by.finished or by.exit is not None else [way for way in ways if way[1] != ENDING]
+
+
+def _without_usual(
+    job: JobState, made: tuple[RankState, Operation], by: RankState, ways: list[tuple[Site, str]]
+) -> list[tuple[Site, str]]:
+    """Return the ways past a call without conditions on the rank, where the rank has met them before."""
+    places = [*filter(None, map(job.place_in_source, frames_of(*made)))]
+    steady = {line for place in places for line in place.by_rank}
+    if not steady or not any(o.site == made[1].site for o in by.operations):
+        return ways
+    return [(site, word) for site, word in ways if site.line not in steady]
 
 
 def operation_before(rank: RankState, operation: Operation) -> Operation | None:

@@ -5,7 +5,7 @@ another, the ranks that kept to their patterns are where they would be if nothin
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dtprof.job.issued_operations import Operation
@@ -116,6 +116,27 @@ def newest_departure(operations: Sequence[Operation], expected: Hashable) -> int
         if usual is not None and usual.label == expected and operations[at].label != expected:
             return at
     return None
+
+
+def find_departures(operations: Sequence[Operation]) -> Iterator[tuple[int, Operation]]:
+    """Give the places at which a rank issued another operation than in the round before, and that operation.
+
+    What it went on with after the same operations a second time is no departure, but how its rounds go.
+    """
+    newest = operations[-NEWEST:]
+    labels = [_label(operation) for operation in newest]
+    found = set[int]()
+    for at in range(len(newest)):
+        usual = _usual_at(newest, at)
+        if usual is None or _label(usual) == labels[at]:
+            continue
+        place = next(i for i in range(at) if newest[i] is usual)
+        alike = _count_alike(labels, place, at)
+        again = (i for i in range(len(newest)) if i != at and labels[i] == labels[at])
+        # A rank that is back in its pattern does not depart from the one round in which it had left it.
+        if place not in found and all(_count_alike(labels, i, at) < alike for i in again):
+            found.add(at)
+            yield len(operations) - len(newest) + at, usual
 
 
 def left_out_of_round(operations: Sequence[Operation], current: Operation) -> Operation | None:

@@ -1,6 +1,7 @@
 """What a program calls after a line, before its function ends or the loop around the line begins its next round."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +13,10 @@ from dtprof.lint.sources import SCOPES, last_name, read_tree
 _BODIES = ("body", "orelse", "finalbody")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+_OF_RANK = re.compile(
+    r"(get_|is_)?((local|global|node)_)?rank|(is_)?(world_process_zero|main_process|main_rank)|world_size"
+)
+"""Names that say which rank a process is, and never change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,7 @@ class SourcePlace:
         int, ...
     ] = ()  # lines of the `if`, `elif`, `match` it depends on in its function, innermost first
     counted: tuple[int, ...] = ()  # those of the conditions that hang on counters of loops and on constants alone
+    by_rank: tuple[int, ...] = ()  # those that hang on which rank it is, by the names in them, and on constants alone
     fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
     ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it
     # and of `raise SystemExit`
@@ -104,6 +110,17 @@ def _hangs_on(test: ast.expr, counters: frozenset[str]) -> bool:
     )
 
 
+def _hangs_on_rank(test: ast.expr) -> bool:
+    """Say whether an expression uses names of a rank only, as `rank != 0` and `dist.get_rank() == 0`."""
+    bases = {id(node.value) for node in ast.walk(test) if isinstance(node, ast.Attribute)}
+    names = [
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(test)
+        if isinstance(node, ast.Attribute | ast.Name) and id(node) not in bases
+    ]
+    return bool(names) and all(_OF_RANK.fullmatch(name) for name in names)
+
+
 def _take(
     statements: list[ast.stmt], after: SourcePlace, places: dict[int, SourcePlace], counters: frozenset[str]
 ) -> None:
@@ -143,6 +160,8 @@ def _take(
                 within = replace(within, conditions=(statement.lineno, *within.conditions))
                 if isinstance(statement, ast.If) and _hangs_on(statement.test, counters):
                     within = replace(within, counted=(statement.lineno, *within.counted))
+                if isinstance(statement, ast.If) and _hangs_on_rank(statement.test):
+                    within = replace(within, by_rank=(statement.lineno, *within.by_rank))
             elif isinstance(statement, ast.Try) and body is statement.body:
                 word = "except that leads to another attempt" if _is_attempt(statement) and inside.in_loop else "except"
                 caught = [(one.lineno, word) for one in statement.handlers if not isinstance(one.body[-1], ast.Raise)]

@@ -77,3 +77,12 @@ def test_a_long_message_is_cut_and_shows_it() -> None:
     cut = first_words("x" * 161)
     assert (len(cut), cut[-4:]) == (160, "x...")
     assert first_words("  \n") == ""
+
+
+def test_the_line_at_which_a_rank_heard_of_a_dead_worker_is_said_to_be_no_more(tmp_path: Path) -> None:
+    message = "DataLoader worker (pid 7) is killed by signal: Segmentation fault."
+    assert "num_workers=0" in crash(tmp_path, "RuntimeError", message).advice[0]
+    assert (
+        "--shm-size"
+        in crash(tmp_path / "bus", "RuntimeError", message.replace("Segmentation fault", "Bus error")).advice[0]
+    )

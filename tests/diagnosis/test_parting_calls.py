@@ -9,7 +9,7 @@ from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.parting_calls import align_frames, frames_of
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
-from dtprof.records.tables import CrashStack, ProcessExit, Site
+from dtprof.records.tables import CrashStack, ExceptionRecord, ProcessExit, Site
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import CONNECTION_LOST, STEP, build_job
 
@@ -58,6 +58,12 @@ def test_the_one_way_past_a_call_is_the_line_of_who_skipped_it(facts: dict[str, 
     assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
     assert finding.culprit_call_sites[1].line == line
     assert words in " ".join(finding.evidence)
+
+
+def test_a_condition_on_the_rank_is_no_way_past_a_call_that_the_rank_has_made_before() -> None:
+    facts = {"conditions": (9,), "ways_past": ((7, "return"),)}
+    finding = decide(skipping(source(**facts, by_rank=(9,)))).findings[0]
+    assert finding.culprit_call_sites[1].line == 7
 
 
 def test_a_condition_on_a_counter_alone_shows_another_round() -> None:
@@ -223,3 +229,23 @@ def test_a_condition_around_a_loop_led_past_it_where_no_turn_was_made(turns: int
     finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, at: places.get(at))).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
     assert finding.culprit_call_sites[1].line == line
+
+
+def test_a_traceback_that_begins_further_in_is_the_same_place() -> None:
+    """Rank 1 left a loop, and gloo aborted it: its stack begins with the launcher, the traceback of others later."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        rank.op("all_reduce", 0, 9, site=rank.site("all_reduce", line=10), nbytes=64)
+        line = 20 if rank.rank == 1 else 10
+        rank.op("all_reduce", STEP, site=rank.site("all_reduce", line=line), nbytes=8 if line == 20 else 64)
+    job = build_job(ranks, exit_status=1, statuses={0: (1, 2 * STEP), 1: (-6, 2 * STEP), 2: (1, 2 * STEP)})
+    text = "Traceback (most recent call last):\n" + "".join(
+        f'  File "{FILE}", line {line}, in {name}\n    x\n' for name, line in (("launch", 90), ("main", 10))
+    )
+    raised = ExceptionRecord(t_ns=2, type="RuntimeError", message=CONNECTION_LOST, traceback=text, frame=None)
+    stack = frames(("main", 20), ("launch", 90), ("top", 99)).frames
+    died = replace(job.ranks[1], crash=CrashStack(signal=6, t_ns=2, thread="main", frames=stack))
+    left = replace(job.ranks[0], exceptions=(raised,))
+    a, b, common = align_frames((left, left.operations[-1]), (died, died.operations[-1]))
+    assert common is not None
+    assert (a[common].line, b[common].line) == (10, 20)

@@ -6,7 +6,7 @@ import pytest
 
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import find_repetition, keeps_pattern, usual_operation
+from dtprof.job.own_pattern import find_departures, find_repetition, keeps_pattern, usual_operation
 
 WORLD = GroupId.of("0", (0, 1))
 
@@ -36,6 +36,21 @@ def test_an_operation_is_unusual_where_another_always_followed_the_same_operatio
     operations = rounds(program)
     found = usual_operation(operations, operations[-1])
     assert (found.op if found is not None else None) == usual
+
+
+@pytest.mark.parametrize(
+    ("program", "departures"),
+    [
+        ("abcabcabcabc", []),
+        ("abcababcabc", [(5, "c")]),  # one round without c
+        ("ababzababzababz", []),  # each round ends its inner loop so
+        ("ababzababzabzababz", [(12, "a")]),  # one turn of the inner loop left out
+    ],
+)
+def test_what_a_rank_goes_on_with_in_each_round_is_no_departure(
+    program: str, departures: list[tuple[int, str]]
+) -> None:
+    assert [(at, usual.op) for at, usual in find_departures(rounds(program))] == departures
 
 
 @pytest.mark.parametrize(

@@ -159,3 +159,19 @@ def test_what_is_counted_by_steps_may_begin_at_any_number(tmp_path: Path) -> Non
     assert read_places(file)[5].counted == (4,)
     file.write_text("while True:\n    step = rank()\n    step += 1\n    if step % 3 == 0:\n        save()\n")
     assert read_places(file)[5].counted == ()
+
+
+@pytest.mark.parametrize(
+    ("test", "is_fixed"),
+    [
+        ("rank != 0", True),
+        ("dist.get_rank() == 0", True),
+        ("self.is_world_process_zero", True),
+        ("rank == 0 and cached", False),
+        ("ranked", False),
+    ],
+)
+def test_a_condition_on_which_rank_it_is_never_changes(test: str, tmp_path: Path, *, is_fixed: bool) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"if {test}:\n    barrier()\n")
+    assert read_places(file)[2].by_rank == ((1,) if is_fixed else ())

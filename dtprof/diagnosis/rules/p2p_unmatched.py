@@ -1,5 +1,6 @@
 """A rank waits for a message of which the peer never posts the other end."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -8,10 +9,11 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
+from dtprof.diagnosis.parting_calls import find_ways_past, operation_before
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.issued_operations import ChannelEnd, Operation
-from dtprof.job.own_pattern import NEWEST, left_out_of_round, usual_operation
+from dtprof.job.own_pattern import find_departures, left_out_of_round, usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
 
 CALLS = {
@@ -105,7 +107,7 @@ def find_omitted(case: Case) -> Iterator[Finding]:
                     rank,
                 )
                 continue
-            yield message_finding(
+            found = message_finding(
                 "p2p-unmatched",
                 f"Rank {rank} left out the {needed}{at_line(usual.site)} that rank {wait.rank} waits for"
                 f"{at_line(mine.site)}.",
@@ -119,6 +121,9 @@ def find_omitted(case: Case) -> Iterator[Finding]:
                 ),
                 advice=f"Make the {needed} on rank {rank} in every round: look for a branch around it.",
             )
+            peer = job.ranks[rank]
+            after = operation_before(peer, stuck) if stuck is not None else None
+            yield _with_way(job, found, (peer, usual), peer, after=after)
 
 
 def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
@@ -130,10 +135,13 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
     for wait in case.unmet_messages[:MAX_ASKED]:
         mine = wait.operation
         for peer in (job.ranks[r] for r in wait.awaited[:MAX_ASKED] if r in job.ranks and job.ranks[r].finished):
+            needed = "receive" if mine.op == "send" else "send"
             if (place := _find_left_out(peer, of=mine, rank=wait.rank)) is None:
+                if (full := _find_full_round(job, peer, mine)) is not None:
+                    yield explain(_one_short(job, wait, peer, full, needed), left)
+                    return
                 continue
             usual, instead = place
-            needed = "receive" if mine.op == "send" else "send"
             found = message_finding(
                 "p2p-unmatched",
                 f"Rank {peer.rank} left out a {needed}{at_line(usual.site)} that it makes with rank {wait.rank} in "
@@ -152,13 +160,61 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
             return
 
 
+def _find_full_round(job: JobState, peer: RankState, mine: Operation) -> RankState | None:
+    """Return a rank that came to its end after one message more at a line than the peer, in a loop inside a loop.
+
+    There, one message less is one turn of the inner loop, and not a round of the program that the peer ended before.
+    """
+    place = job.place_in_source(mine.site)
+    if peer.left_at is not None or peer.first_row or place is None or len(place.loops) < 2:
+        return None
+    counts = {
+        rank.rank: Counter(o.op for o in rank.operations if o.p2p and o.site == mine.site)
+        for rank in job.ranks.values()
+        if rank.finished and rank.left_at is None and not rank.first_row
+    }
+    own = counts.get(peer.rank, Counter())
+    wanted = Counter({op: count + 1 for op, count in own.items()})
+    full = next((rank for rank, count in counts.items() if own and count == wanted), None)
+    return job.ranks[full] if full is not None else None
+
+
+def _one_short(job: JobState, wait: Wait, peer: RankState, full: RankState, needed: str) -> Finding:
+    mine = wait.operation
+    found = message_finding(
+        "p2p-unmatched",
+        f"Rank {peer.rank} made one {needed} less than rank {full.rank}{at_line(mine.site)}, which ended as well: "
+        f"later ones took the place of those before, and rank {wait.rank} waits for one more.",
+        job=job,
+        operations={wait.rank: mine},
+        culprits=(peer.rank,),
+        confidence=0.75,
+        facts=(
+            f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}",
+            "the line is in a loop inside a loop: one less is one turn of the inner one",
+        ),
+        advice=f"Make the {needed} on rank {peer.rank} in every turn of the loop: look for a branch around it.",
+    )
+    return _with_way(job, found, (job.ranks[wait.rank], mine), peer, after=None)
+
+
+def _with_way(
+    job: JobState, found: Finding, made: tuple[RankState, Operation], by: RankState, *, after: Operation | None
+) -> Finding:
+    """Return a finding with the line that may have led its culprit past a message, where the source has one alone."""
+    ways = [site for site, _ in find_ways_past(job, made, by, after=after)]
+    if len(ways) != 1:
+        return found
+    words = f"rank {by.rank} may have gone past it{at_line(ways[0])}: no other line leads past the call"
+    return replace(found, culprit_call_sites={by.rank: ways[0]}, evidence=(*found.evidence, words))
+
+
 def _find_left_out(peer: RankState, *, of: Operation, rank: int) -> tuple[Operation, Operation] | None:
     """Return the one message that a rank left out of its rounds as the other end, and what it did instead."""
-    own = peer.operations[-NEWEST:]
     found = [
-        (usual, operation)
-        for at, operation in enumerate(own)
-        if (usual := usual_operation(own[: at + 1], operation)) is not None and _is_other_end(usual, of=of, rank=rank)
+        (usual, peer.operations[at])
+        for at, usual in find_departures(peer.operations)
+        if _is_other_end(usual, of=of, rank=rank)
     ]
     return found[0] if len(found) == 1 else None
 

@@ -53,10 +53,31 @@ def _find_other_calls(job: JobState) -> Finding | None:
     return _pipeline_finding(job, {rank: f"the step called{at_line(site)}" for rank, site in calls.items()})
 
 
-def find_pipeline_mismatch(case: Case) -> Iterator[Finding]:
-    """Give the finding for ranks of a pipeline whose plans, or numbers of microbatches run, differ."""
+def _find_fewer_steps(case: Case) -> Finding | None:
+    """Return the finding for stages that have ended all their steps, and left the others in one more.
+
+    They wait in a collective, as after the loop over steps, while the others wait for their messages.
+    """
     job = case.job
-    if (other := _find_other_plans(job) or _find_other_calls(job)) is not None:
+    now = first_blocking_of(job, job.ranks)
+    if len(now) < len(job.ranks) or not all(rank.passes for rank in job.ranks.values()):
+        return None
+    done = {rank for rank, o in now.items() if job.ranks[rank].passes[-1].ended and not o.p2p}
+    inside = {rank for rank, o in now.items() if not job.ranks[rank].passes[-1].ended and o.p2p}
+    are_awaited = any(done.intersection(wait.awaited) for wait in case.unmet_messages)
+    made = {rank: job.ranks[rank].passes[-1].number for rank in now}
+    if not are_awaited or done | inside != now.keys() or len(done) > len(inside) or min(made.values()) < 0:
+        return None
+    if max(made[rank] for rank in done) >= min(made[rank] for rank in inside):
+        return None
+    words = {rank: "fewer steps" if rank in done else "one more" for rank in now}
+    return _pipeline_finding(job, words, culprits=tuple(sorted(done)))
+
+
+def find_pipeline_mismatch(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks of a pipeline whose plans, or numbers of steps or microbatches run, differ."""
+    job = case.job
+    if (other := _find_other_plans(job) or _find_other_calls(job) or _find_fewer_steps(case)) is not None:
         yield other
         return
     ranks = {rank.rank: rank for rank in job.ranks.values() if rank.passes}
@@ -90,12 +111,16 @@ def explain_death(case: Case, death: Finding) -> Iterator[Finding]:
         yield explain(other, death)
 
 
-def _pipeline_finding(job: JobState, words: dict[int, str]) -> Finding:
+def _pipeline_finding(job: JobState, words: dict[int, str], *, culprits: tuple[int, ...] = ()) -> Finding:
+    """Return the finding for ranks that run what these words say; without culprits, those that differ from most."""
     counted = list(words.values())
     usual = max(sorted(set(counted)), key=counted.count)
     if all(counted.count(value) == counted.count(usual) for value in counted):
         usual = max(counted, key=lambda text: [int(part) for part in text.split() if part.isdigit()])
-    culprits = tuple(sorted(rank for rank, value in words.items() if value != usual))
+    if culprits:
+        usual = next(value for rank, value in words.items() if rank not in culprits)
+    else:
+        culprits = tuple(sorted(rank for rank, value in words.items() if value != usual))
     blocked = victims(job, set(culprits))
     operations = first_blocking_of(job, blocked)
     operation = next(iter(operations.values()), None)

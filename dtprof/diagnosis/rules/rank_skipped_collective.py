@@ -26,7 +26,7 @@ from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import MAX_ALIKE, keeps_pattern, usual_operation
+from dtprof.job.own_pattern import MAX_ALIKE, find_departures, keeps_pattern, usual_operation
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records import codes
 from dtprof.records.tables import Array, Site
@@ -59,11 +59,12 @@ def find_skip(case: Case) -> Iterator[Finding]:
         reference_label = collective.waiting[reference.rank].label
         companions = _find_companions(collective, reference.rank)
         usual = 2 * len(companions) > len(others) + 1
+        half = 2 * len(companions) == len(others) + 1
         skips = {
             rank: skip
             for rank in others
             if (rank not in companions or collective.waiting[rank].label == reference_label)
-            and (skip := _skipped(job, reference, program, job.ranks[rank], is_usual=usual)) is not None
+            and (skip := _skipped(job, reference, program, job.ranks[rank], is_usual=usual, is_half=half)) is not None
             and not skip.operation.p2p  # a message of the reference is no call that the other could have made
             and rank in skip.operation.group.ranks  # a call of another subgroup shows only that the two differ
         }
@@ -73,7 +74,7 @@ def find_skip(case: Case) -> Iterator[Finding]:
         culprits = tuple(sorted(r for r, skip in skips.items() if skip.operation.label == earliest.label))
         # Where more than half went on alike, the reference made a call too many: no skip.
         if len(culprits) <= (len(others) + 1) // 2:
-            found = _skip_finding(job, earliest, culprits, confidence=0.95 if len(others) > 1 else 0.8)
+            found = _skip_finding(job, earliest, culprits, confidence=0.95 if 2 * len(culprits) <= len(others) else 0.8)
             if all(_may_have_swapped(job, reference, earliest, job.ranks[rank]) for rank in culprits):
                 found = replace(
                     found, confidence=0.7 if len(others) > 1 else 0.6, evidence=(*found.evidence, OR_SWAPPED)
@@ -185,7 +186,7 @@ class Skip:
 
 
 def _skipped(
-    job: JobState, reference: RankState, program: "_Program", rank: RankState, *, is_usual: bool
+    job: JobState, reference: RankState, program: "_Program", rank: RankState, *, is_usual: bool, is_half: bool
 ) -> Skip | None:
     """Return the operation of the reference that this rank went past without making it, or None.
 
@@ -239,7 +240,9 @@ def _skipped(
             # The same line with another size than ever before is a size mismatch, not a call that others skipped.
             goes_on = bool(steps) or (is_usual and a.label != b.label and program.came_here(at, b))
             # Of two ranks neither is usual: then the one that does as in earlier rounds shows what the other left.
-            if not goes_on and keeps_pattern(theirs, there) is not True and (is_usual or keeps_pattern(ours, at)):
+            kept = keeps_pattern(ours, at)
+            may_be_usual = is_usual or kept or (is_half and kept is None)  # None: there were too few rounds
+            if not goes_on and keeps_pattern(theirs, there) is not True and may_be_usual:
                 goes_on = (
                     _are_around_a_loop(job, (reference, a), (rank, b))
                     or (a.done and b.done and _has_left_loop(job, reference, rank))
@@ -368,9 +371,12 @@ def _are_called_from_one_line(*calls: tuple[RankState, Operation]) -> bool:
         at = (frames[0].file, frames[0].line) if len(frames) > 1 else None
         if operation.site is None or not operation.open or at != (operation.site.file, operation.site.line):
             return False
-    (a, *callers), (b, *others) = stacks
     if len({operation.step for _, operation in calls}) > 1:
         return False  # of two rounds
+    shorter, longer = sorted(stacks, key=len)
+    if len(shorter) < len(longer) and longer[-len(shorter) :] == shorter:
+        return shorter[0].function.endswith("<lambda>")  # two of one line, one of which calls a function
+    (a, *callers), (b, *others) = stacks
     are_two = a.function != b.function or (a.line != b.line and a.function.endswith("<lambda>"))
     return are_two and callers == others
 
@@ -389,7 +395,32 @@ def _is_called_later(job: JobState, rank: RankState, reference: RankState, wante
     name = wanted.site.function.rpartition(".")[2] if wanted.site is not None else ""
     usual = {frame.line for frame in theirs}
     places = [place for frame in mine if (place := job.place_in_source(frame)) is not None]
-    return bool(usual) and any(called == name and line not in usual for p in places for called, line in p.following)
+    is_later = any(called == name and line not in usual for p in places for called, line in p.following)
+    return bool(usual) and (is_later or _is_called_early(job, rank, reference))
+
+
+def _is_called_early(job: JobState, rank: RankState, reference: RankState) -> bool:
+    """Say whether a rank is in a function before the one of the reference, after which the source calls it.
+
+    As in `if full: b()`, then `a()`, then `if not full: b()`. The rank is in it for the first time in a step in which
+    the reference has not been yet: else it may have come round the loop. Only steps that were made tell.
+    """
+    now, theirs = rank.first_blocking, reference.first_blocking
+    if now is None or theirs is None or not now.step or now.step != theirs.step:
+        return False
+    if sum(o.step == now.step and o.label == now.label for r in (rank, reference) for o in r.operations) != 1:
+        return False
+    a, b, common = align_frames((reference, theirs), (rank, now))
+    if common is None or common + 1 >= min(len(a), len(b)) or b[common].line >= a[common].line:
+        return False
+    here, there = job.place_in_source(b[common]), job.place_in_source(a[common])
+    mine, awaited = (frames[common + 1].function.rpartition(".")[2] for frames in (b, a))
+    return (
+        here is not None
+        and there is not None
+        and (awaited, a[common].line) in here.following
+        and any(called == mine and line > a[common].line for called, line in there.following)
+    )
 
 
 def _are_around_a_loop(job: JobState, inside: tuple[RankState, Operation], past: tuple[RankState, Operation]) -> bool:
@@ -671,12 +702,13 @@ def _ways_past(
     known = {rank: frames_of(job.ranks[rank], o) for rank, o in [*waiting.items()][:MAX_ASKED]}
     if not known:
         return []
-    reference = job.ranks[max(known, key=lambda rank: len(known[rank]))]
-    first = operation_at(reference, skipped.group, skipped.seq) or waiting[reference.rank]
-    after = operation_before(reference, first)
     found = []
     for rank in culprits[:MAX_ASKED]:
         by = job.ranks[rank]
+        own = {operation.site for operation in by.operations}  # of ranks with a line each, those that wait at its own
+        reference = job.ranks[max(known, key=lambda r: (waiting[r].site in own, len(known[r])))]
+        first = operation_at(reference, skipped.group, skipped.seq) or waiting[reference.rank]
+        after = operation_before(reference, first)
         ways = find_ways_past(job, (reference, waiting[reference.rank]), by, after=after)
         if len(ways) <= MAX_WAYS and find_handler(job, by) is None:
             found += [(rank, site, word) for site, word in ways]
@@ -758,6 +790,61 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
         and all(rank.finished and _left_out(rank, awaited, reached=rank.steps_ended) for rank in culprits)
     ):
         yield explain(_skip_finding(job, awaited, left.culprit_ranks, confidence=0.8), left)
+        return
+    if awaited is None or len(culprits) != 1:
+        return
+    place = _left_out_of_rounds(job, culprits[0], awaited)
+    if place is not None:
+        skipped, instead = place
+        (rank,) = left.culprit_ranks
+        found = _skip_finding(job, skipped, left.culprit_ranks, confidence=0.8)
+        yield explain(
+            replace(
+                found,
+                summary=f"Rank {rank} left out {skipped.op} #{skipped.seq} of {group_words(found.group)}"
+                f"{at_line(skipped.site)}, which it makes in every round: later ones took the place of those before, "
+                f"and {wait_words(left.waiting_ranks)} for one more.",
+                waiting_ranks=left.waiting_ranks,
+                call_sites=left.call_sites,
+                culprit_call_sites=call_sites({rank: instead}),
+                evidence=(
+                    f"rank {rank} made {operation_words(job, instead)} where {skipped.op} came in its rounds before",
+                ),
+            ),
+            left,
+        )
+
+
+def _left_out_of_rounds(job: JobState, gone: RankState, awaited: Operation) -> tuple[Operation, Operation] | None:
+    """Return the one collective that a rank which ended left out of its rounds, and what it did instead.
+
+    It made fewer calls in the group than others, and what it did instead oftener by then than who shares that line.
+    """
+    own = gone.operations
+    found = [
+        (at, usual)
+        for at, usual in find_departures(own)
+        if (usual.group, usual.op, usual.p2p) == (awaited.group, awaited.op, False)
+    ]
+    if len(found) != 1 or gone.counts.get((awaited.group, False), 0) > awaited.seq:
+        return None
+    ((at, usual),) = found
+    instead = own[at]
+    seq = next((o.seq for o in own[at:] if o.group == awaited.group and not o.p2p), None)
+    if seq is None or (instead.group == awaited.group and not instead.p2p):
+        return None
+    made = sum(o.site == instead.site for o in own[: at + 1])
+    for rank in job.ranks.values():
+        call = next((i for i, o in enumerate(rank.operations) if _is_at(o, awaited.group, seq)), None)
+        if rank.rank != gone.rank and call is not None:
+            theirs = sum(o.site == instead.site for o in rank.operations[:call])
+            if theirs >= made:
+                return None
+    return replace(usual, seq=seq), instead
+
+
+def _is_at(operation: Operation, group: GroupId, seq: int) -> bool:
+    return not operation.p2p and (operation.group, operation.seq) == (group, seq)
 
 
 def explain_message(case: Case, unmatched: Finding) -> Iterator[Finding]:
@@ -783,9 +870,36 @@ def _left_out(rank: RankState, awaited: Operation, *, reached: int | None) -> bo
     return reached > awaited.step and len(made) > 1 and max(made) < awaited.step
 
 
+def explain_size(case: Case, mismatch: Finding) -> Iterator[Finding]:
+    """Give the finding for a rank whose size is not that of the others, but that of their next call at this line.
+
+    As in a loop over tensors that leaves one out on a rank. The root of an operation has a size of its own.
+    """
+    job = case.job
+    if len(mismatch.culprit_ranks) != 1 or (odd := job.ranks.get(mismatch.culprit_ranks[0])) is None:
+        return
+    place = (mismatch.op, mismatch.seq, False)
+    own = next((o for o in reversed(odd.operations) if (o.op, o.seq, o.p2p) == place), None)
+    if own is None:
+        return
+    culprit = odd.rank
+    for rank in job.ranks.values():
+        made, following = (operation_at(rank, own.group, own.seq + ahead) for ahead in (0, 1))
+        if rank.rank in (culprit, own.peer_rank) or made is None or following is None:
+            continue
+        is_one_line = made.label == following.label == own.label
+        if is_one_line and following.numel == own.numel != made.numel:
+            found = _skip_finding(job, made, (culprit,), confidence=0.7)
+            size = f"{own.numel:,} elements, as the next call at this line has on rank {rank.rank}"
+            fact = f"rank {culprit} has {size}; the others have {made.numel:,} here"
+            yield explain(replace(found, evidence=(fact, *found.evidence[1:], OR_SWAPPED)), mismatch)
+            return
+
+
 RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_skip),
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_left_loop, finds_all=True),
     Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.WAIT, Stage.LATE), refine=explain_exit),
     Refinement(kinds=KINDS, causes=("p2p-unmatched",), stages=(Stage.WAIT,), refine=explain_message),
+    Refinement(kinds=KINDS, causes=("size-mismatch",), stages=(Stage.BROKEN_MESSAGE,), refine=explain_size),
 )

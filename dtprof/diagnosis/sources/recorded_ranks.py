@@ -566,6 +566,7 @@ def _passes(tables: RankTables, spans: Array) -> tuple[PipelinePass, ...]:
                 plan=tables.pipelines.get(int(steps["microbatch"][at])),
                 ended=bool(ended[at]),
                 forwards=dict(zip(stages.tolist(), numbers.tolist(), strict=True)),
+                number=at if tables.past is None and not tables.dropped_events else -1,
             )
         )
     return tuple(passes)

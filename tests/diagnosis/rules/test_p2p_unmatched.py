@@ -1,5 +1,7 @@
 """The peer of a message never posts its other end."""
 
+from dataclasses import replace
+
 import pytest
 
 from dtprof.diagnosis.case import Case
@@ -152,3 +154,37 @@ def test_a_message_that_the_source_makes_after_a_new_one_is_late_and_not_left_ou
 
     finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1, 2) if following == "recv" else (1,))
+
+
+@pytest.mark.parametrize(("loops", "kind"), [(((5, 9), (4, 10)), "p2p-unmatched"), (((4, 10),), "rank-exited")])
+def test_who_ended_one_turn_of_an_inner_loop_short_left_a_message_out(
+    loops: tuple[tuple[int, int], ...], kind: str
+) -> None:
+    """Six messages from each rank to the next at line 7; rank 1 leaves one out by the `continue` of line 6.
+
+    In one loop alone it may as well have left a round before the others.
+    """
+    ranks = pair(4)
+    for rank in ranks:
+        rank.closed = rank.rank in (1, 3)
+        for i in range(5 if rank.rank == 1 else 6):
+            for name, peer in (("send", (rank.rank + 1) % 4), ("recv", (rank.rank - 1) % 4)):
+                is_met = i < 5 or (rank.rank, name) not in ((0, "send"), (2, "recv"))
+                message(rank, name, peer, 10 * i, 10 * i + 5 if is_met else None, line=7)
+    place = SourcePlace(in_loop=True, following=frozenset(), loops=loops, ways_past=((6, "continue"),))
+    ended = dict.fromkeys((1, 3), (0, 100))
+    finding = decide(
+        build_job(ranks, statuses=ended, find_place=lambda _, line: place if line == 7 else None)
+    ).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+    if kind == "p2p-unmatched":
+        assert finding.culprit_call_sites[1].line == 6
+
+
+def test_the_one_way_past_a_message_is_the_line_of_who_left_it_out() -> None:
+    place = SourcePlace(in_loop=True, following=frozenset(), loops=((2, 12),), ways_past=((6, "continue"),))
+    job = exchanging(omits=True)
+    read = replace(job, find_place=lambda _, line: place if line in (5, 7) else None)
+    finding = next(iter(find_omitted(Case(read))))
+    assert finding.culprit_call_sites[1].line == 6
+    assert next(iter(find_omitted(Case(job)))).culprit_call_sites[1].line == 5

@@ -83,3 +83,23 @@ def test_a_stage_in_a_step_that_the_others_are_past_is_a_mismatch(line: int, *, 
         message(rank, "recv", (rank.rank - 1) % 3, 100, line=line if rank.rank == 2 else 20)
     findings = found_by("pipeline_schedule_mismatch", build_job(ranks, exit_status=None))
     assert [finding.culprit_ranks for finding in findings] == ([(2,)] if is_found else [])
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_stage_that_is_in_a_barrier_one_step_early_made_fewer(more: int) -> None:
+    # Ranks 0 and 1 are in another step than the last stage has made, or in the one that it has ended before them.
+    ranks = pair(3)
+    for rank in ranks:
+        rank.pipelines[1] = Pipeline(schedule="1F1B", num_stages=3, stages=(rank.rank,), num_microbatches=1)
+        is_last = rank.rank == 2
+        for step in range(2 if is_last else 2 + more):
+            t = 100 * step
+            is_over = is_last or step < 1 + more
+            rank.span(events.PP_STEP, t, t + 50 if is_over else None, microbatch=1)
+            rank.span(events.PP_FORWARD, t, t + 5, stage=rank.rank, microbatch=0)
+            if not is_last:
+                message(rank, "recv", rank.rank + 1, t + 6, t + 9 if is_over else None, line=10)
+        if is_last:
+            loss(rank, 400, done=False)
+    found = found_by("pipeline_schedule_mismatch", build_job(ranks, exit_status=None))
+    assert [finding.culprit_ranks for finding in found] == [(2,)] * more

@@ -550,3 +550,119 @@ def test_ranks_with_a_line_each_for_one_call_are_the_usual_ones_where_another_go
     job = build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))
     found = [(one.kind, one.culprit_ranks) for one in decide(job).findings]
     assert (found == [("rank-skipped-collective", (2,))]) == (others == "barrier")
+
+
+@pytest.mark.parametrize(("loop", "kind"), [(((8, 12),), "rank-skipped-collective"), ((), "dtype-mismatch")])
+def test_half_of_the_ranks_that_left_a_loop_after_two_rounds_skipped_the_third(
+    loop: tuple[tuple[int, int], ...], kind: str
+) -> None:
+    """Two rounds are no pattern yet: the source tells that ranks 2 and 3, at line 20, are past the loop of line 10."""
+    ranks = pair(4)
+    for rank in ranks:
+        for t in (0, 100):
+            rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=10), nbytes=32, dtype="float32")
+        line, dtype = (20, "int64") if rank.rank > 1 else (10, "float32")
+        rank.op("all_reduce", 200, site=rank.site("all_reduce", line=line), nbytes=8, dtype=dtype)
+    places = {10: SourcePlace(in_loop=bool(loop), following=frozenset(), loops=loop)}
+    places[20] = SourcePlace(in_loop=False, following=frozenset())
+    finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2, 3))
+
+
+def stack(*lines: tuple[str, int]) -> Stack:
+    frames = tuple(Site(file="/home/me/train.py", line=line, function=function) for function, line in lines)
+    return Stack(state="sleeping", cpu_share=0.0, frames=frames)
+
+
+@pytest.mark.parametrize(
+    ("later", "kind"),
+    [(frozenset({("flush", 53)}), "group-order-inversion"), (frozenset[tuple[str, int]](), "rank-skipped-collective")],
+)
+def test_a_call_that_the_source_makes_before_and_after_that_of_the_others_is_in_another_order(
+    later: frozenset[tuple[str, int]], kind: str
+) -> None:
+    """Line 51 flushes where a buffer is full, 52 averages, 53 flushes else; the step ends the round.
+
+    Without line 53 the flush of line 51 may be that of the next round.
+    """
+    ranks = pair(3)
+    for rank in ranks:
+        metrics = rank.group("1", range(3))
+        average, flush = rank.site(line=10, function="average"), rank.site(line=20, function="flush")
+        for step in range(3):
+            t = step * STEP
+            rank.op("all_reduce", t, t + 9, site=average, step=step, nbytes=64)
+            rank.op("all_reduce", t + 20, t + 29, site=flush, step=step, group=metrics, nbytes=8)
+        if rank.rank == 1:
+            rank.op("all_reduce", 3 * STEP, site=flush, step=3, group=metrics, nbytes=8)
+        else:
+            rank.op("all_reduce", 3 * STEP, site=average, step=3, nbytes=64)
+    stacks = {rank: stack(("average", 10), ("main", 52)) for rank in (0, 2)} | {1: stack(("flush", 20), ("main", 51))}
+    loop = ((50, 60),)
+    places = {
+        51: SourcePlace(in_loop=True, following=frozenset({("average", 52)}) | later, loops=loop),
+        52: SourcePlace(in_loop=True, following=later, loops=loop),
+    }
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize("by_all", [False, True])
+def test_a_collective_left_out_of_an_earlier_round_explains_that_others_wait_for_a_rank_that_ended(
+    by_all: bool,
+) -> None:
+    """Rank 2 sends without the weights of round 3, and ends one broadcast short; or all did so, and it only left."""
+    ranks = pair(3)
+    for rank in ranks:
+        weights, sent = rank.site("broadcast", line=10), rank.site("send", line=20)
+        for i in range(6):
+            t, is_last = i * STEP, i == 5
+            if i != 3 or (rank.rank != 2 and not by_all):
+                is_open = is_last and rank.rank != 2
+                if not (is_last and by_all and rank.rank == 2):
+                    rank.op("broadcast", t, None if is_open else t + 9, site=weights, nbytes=8, peer=0)
+            if not (is_last and (rank.rank != 2 or by_all)):
+                rank.op("send", t + 20, t + 29, peer=(rank.rank + 1) % 3, site=sent, nbytes=8)
+    ranks[2].closed = True
+    finding = decide(build_job(ranks, statuses={2: (0, 6 * STEP)})).findings[0]
+    kind = "rank-exited" if by_all else "rank-skipped-collective"
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
+    if not by_all:
+        assert (finding.op, finding.seq, finding.waiting_ranks) == ("broadcast", 3, (0, 1))
+
+
+@pytest.mark.parametrize(("size", "kind"), [(3, "rank-skipped-collective"), (5, "size-mismatch")])
+def test_a_size_that_is_that_of_the_next_call_of_the_others_shows_a_tensor_left_out(size: int, kind: str) -> None:
+    """Rank 0 scatters shards of 8, 6 and 3; gloo aborts rank 2, whose second shard is another."""
+    ranks = pair(3)
+    for rank in ranks:
+        site = rank.site("scatter", line=10)
+        for i, shard in enumerate((8, 6, 3)):
+            is_root, is_odd = rank.rank == 0, rank.rank == 2 and i == 1
+            is_open = is_odd or (is_root and i == 2)
+            given = size if is_odd else shard * (3 if is_root else 1)
+            rank.op("scatter", 100 * i, None if is_open else 100 * i + 9, site=site, nbytes=given, peer=0)
+            if is_odd:
+                break
+    statuses = {0: (1, 400), 1: (-15, 500), 2: (-6, 300)}
+    finding = decide(build_job(ranks, statuses=statuses)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
+
+
+@pytest.mark.parametrize("function", ["main.<locals>.<lambda>", "step"])
+def test_two_lambdas_of_one_line_one_of_which_calls_a_function_are_calls_of_a_list(function: str) -> None:
+    """Line 60 calls what a list at line 50 has, `[lambda: table(), lambda: dist.barrier()]`, or a function there."""
+    ranks = pair(3)
+    for rank in ranks:
+        table, barrier = rank.site(line=10, function="table"), rank.site(line=50, function=function)
+        for step in range(3):
+            rank.op("all_gather", step * STEP, step * STEP + 9, site=table, nbytes=8, step=step)
+            rank.op("barrier", step * STEP + 20, step * STEP + 29, site=barrier, step=step)
+        name, site = ("barrier", barrier) if rank.rank == 0 else ("all_gather", table)
+        rank.op(name, 3 * STEP, site=site, nbytes=8 * (name == "all_gather"), step=3)
+    inner = (function, 50), ("main", 60)
+    stacks = {0: stack(*inner)} | {rank: stack(("table", 10), *inner) for rank in (1, 2)}
+    finding = decide(build_job(ranks, exit_status=None, stacks=stacks)).findings[0]
+    kind = "collective-order-mismatch" if "lambda" in function else "rank-skipped-collective"
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))

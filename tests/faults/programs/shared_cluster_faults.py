@@ -250,9 +250,9 @@ def a_worker_of_a_parameter_server_whose_clock_ticks_twice(rank: int) -> None:
     if rank == 0:
         for clock in range(6):
             gradients = [torch.empty(size) for _ in range(3)]
-            works = [dist.irecv(gradients[w], src=w + 1, tag=clock) for w in range(3)]
+            works = [dist.irecv(gradients[w], src=w + 1, tag=clock) for w in range(3)]  # here
             for work in works:
-                work.wait()  # here
+                work.wait()
             weights -= 0.1 * sum(gradients)
             for work in [dist.isend(weights, dst=w, tag=clock) for w in (1, 2, 3)]:
                 work.wait()
@@ -263,10 +263,10 @@ def a_worker_of_a_parameter_server_whose_clock_ticks_twice(rank: int) -> None:
         if rank == 2 and batch == 3:  # a gradient too large is clipped, and logged under a tick of its own
             gradient.clamp_(-1, 1)
             clock += 1
-        push = dist.isend(gradient, dst=0, tag=clock)
-        pull = dist.irecv(weights, src=0, tag=clock)
-        push.wait()  # here
-        pull.wait()  # here
+        push = dist.isend(gradient, dst=0, tag=clock)  # here
+        pull = dist.irecv(weights, src=0, tag=clock)  # here
+        push.wait()
+        pull.wait()
         clock += 1
 
 
@@ -567,7 +567,7 @@ def a_picture_that_ends_the_worker_of_the_loader(rank: int) -> None:
     loader = DataLoader(_Pictures(13 if rank == 1 else None), batch_size=2, num_workers=2)
     model = nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for batch in loader:  # here
+    for batch in loader:  # torch raises wherever the parent is
         model(batch).square().mean().backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
@@ -733,8 +733,8 @@ def ring_attention_that_one_rank_leaves_before_the_last_hop(rank: int) -> None:
                 break  # here
             arriving = torch.empty_like(keys)
             transfers = [dist.P2POp(dist.isend, keys, after), dist.P2POp(dist.irecv, arriving, before)]
-            for work in dist.batch_isend_irecv(transfers):
-                work.wait()  # here
+            for work in dist.batch_isend_irecv(transfers):  # here
+                work.wait()
             keys = arriving
             scores = scores + keys @ keys.T
         dist.all_reduce(scores)
