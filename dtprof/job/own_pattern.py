@@ -48,6 +48,23 @@ class Repetition:
     count: int  # of the operations that are made again
 
 
+def is_short_in_step(operations: Sequence[Operation], wanted: Operation) -> bool:
+    """Say whether a rank made a call less often in one step, which it has ended, than in each of its earlier steps.
+
+    Where one line calls several times, sizes tell its calls apart. False where less than two earlier steps are known.
+    """
+    newest = operations[-NEWEST:]
+    if wanted.step is None or not newest or (newest[-1].step or 0) <= wanted.step:
+        return False
+    first = newest[0].step  # it may not be whole
+    known = {o.step for o in newest if o.step is not None and o.step < wanted.step}
+    known -= {first} if len(newest) < len(operations) else set()
+    place = _label(wanted), wanted.numel
+    made = Counter(o.step for o in newest if (_label(o), o.numel) == place)
+    usual = {made[step] for step in known}
+    return len(known) >= MIN_ALIKE and len(usual) == 1 and made[wanted.step] < min(usual)
+
+
 def find_repetition(operations: Sequence[Operation]) -> Repetition | None:
     """Return the newest operations that a rank made once more in a step: a retry, or a forward pass too many.
 

@@ -6,7 +6,13 @@ import pytest
 
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import find_departures, find_repetition, keeps_pattern, usual_operation
+from dtprof.job.own_pattern import (
+    find_departures,
+    find_repetition,
+    is_short_in_step,
+    keeps_pattern,
+    usual_operation,
+)
 
 WORLD = GroupId.of("0", (0, 1))
 
@@ -104,3 +110,21 @@ def test_sizes_tell_which_of_several_calls_of_a_line_is_made_again() -> None:
     again = find_repetition(operations)
     assert again is not None
     assert (again.first.op, again.usual.op, again.count) == ("b", "a", 2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_short"),
+    [
+        (("aab", "aab", "ab", "c"), True),
+        (("aab", "aab", "aab", "c"), False),
+        (("aab", "ab", "ab", "c"), False),  # it is not always made as often
+        (("aab", "ab", "c"), False),  # one step is no pattern
+        (("aab", "aab", "a"), False),  # the step has not ended
+    ],
+)
+def test_a_step_in_which_a_call_is_made_less_often_than_in_each_before_is_short(
+    steps: tuple[str, ...], is_short: bool
+) -> None:
+    operations = stepping(*steps)
+    last = next(o for o in reversed(operations) if o.op == "a")
+    assert is_short_in_step(operations, last) is is_short

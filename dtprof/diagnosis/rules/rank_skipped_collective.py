@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import MAX_ALIKE, find_departures, keeps_pattern, usual_operation
+from dtprof.job.own_pattern import MAX_ALIKE, find_departures, is_short_in_step, keeps_pattern, usual_operation
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records import codes
 from dtprof.records.tables import Array, Site
@@ -80,6 +81,9 @@ def find_skip(case: Case) -> Iterator[Finding]:
                     found, confidence=0.7 if len(others) > 1 else 0.6, evidence=(*found.evidence, OR_SWAPPED)
                 )
             found = _at_another_step(job, found, earliest) or found
+            if all(_cannot_have_come_round(job, (reference, earliest), job.ranks[rank]) for rank in culprits):
+                yield _more_turns(job, found, (reference, earliest))
+                return
             if all(skips[rank].fits_steps for rank in culprits):
                 yield found
                 return
@@ -238,7 +242,11 @@ def _skipped(
             if _is_one_call_on_two_groups(a, b):
                 return None  # the line takes groups by turns: another order, or the wrong handle
             # The same line with another size than ever before is a size mismatch, not a call that others skipped.
-            goes_on = bool(steps) or (is_usual and a.label != b.label and program.came_here(at, b))
+            goes_on = (
+                bool(steps)
+                or (is_usual and a.label != b.label and program.came_here(at, b))
+                or (is_usual and is_short_in_step(theirs[: there + 1], a))
+            )
             # Of two ranks neither is usual: then the one that does as in earlier rounds shows what the other left.
             kept = keeps_pattern(ours, at)
             may_be_usual = is_usual or kept or (is_half and kept is None)  # None: there were too few rounds
@@ -535,6 +543,26 @@ def _is_in_a_loop_of_its_own(
     return is_around or any(inner is not None and inner.loops for inner in called)
 
 
+def _cannot_have_come_round(job: JobState, after: tuple[RankState, Operation], rank: RankState) -> bool:
+    """Say whether a rank is in a loop of its own before the call of another, and no loop is around both.
+
+    Then it makes one more turn, and has not left the call out. Callers in the same folder are looked at.
+    """
+    now = rank.first_blocking
+    if now is None or after[0].stack is None or rank.stack is None:
+        return False
+    a, b, common = align_frames(after, (rank, now))
+    if common is None or b[common].line >= a[common].line:
+        return False
+    here, there = job.place_in_source(b[common]), job.place_in_source(a[common])
+    if here is None or there is None or {*here.loops} & {*there.loops}:
+        return False
+    callers = (frame for frame in b[:common] if PurePath(frame.file).parent == PurePath(b[common].file).parent)
+    around = [*filter(None, map(job.place_in_source, callers))]
+    is_inside = any(last < a[common].line for _, last in here.loops)
+    return is_inside and not any(place.loops for place in around)
+
+
 def _is_one_more_in_a_row(rank: RankState, current: Operation) -> bool:
     """Say whether a rank is in a call that it made more than once in a row before, in one step, as a loop makes it."""
     newest = rank.operations[-3:]
@@ -727,6 +755,11 @@ def _one_more_turn(job: JobState, skip: Finding, made: tuple[RankState, Operatio
     ]
     if len(now) < len(skip.culprit_ranks) or not all(is_inside):
         return None
+    return _more_turns(job, skip, made)
+
+
+def _more_turns(job: JobState, skip: Finding, made: tuple[RankState, Operation]) -> Finding:
+    now = first_blocking_of(job, skip.culprit_ranks)
     first = now[min(now)]
     return replace(
         skip,

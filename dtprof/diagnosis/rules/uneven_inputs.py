@@ -40,7 +40,7 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
         if rank.newest_is_exhaustion and (rank.exhausted > least or not counted)
     }
     if not out:
-        out = _ended_behind_their_devices(case)
+        out = _ended_behind_their_devices(case) or _went_on_with_fewer(case, cause)
     going_on = [rank for rank in job.ranks.values() if rank.rank not in out]
     # Where most have none left, the epoch is over: then the others took too many.
     if not out or 2 * len(out) > len(job.ranks) or any(rank.batches < 1 for rank in going_on):
@@ -92,6 +92,20 @@ def _ended_behind_their_devices(case: Case) -> dict[int, RankState]:
     behind = {rank.rank: rank for rank in ranks if rank.batches < most}
     full = [issued[rank.rank] for rank in ranks if rank.rank not in behind]
     return behind if all(issued[rank] < min(full) for rank in behind) else {}
+
+
+def _went_on_with_fewer(case: Case, skip: Finding) -> dict[int, RankState]:
+    """Return the ranks that skipped a call, with fewer batches than all others, from loaders exhausted as often.
+
+    The back end let the skip pass, so that all have come out of the loop since, and go on with other data.
+    """
+    ranks = case.job.ranks
+    out = {rank: ranks[rank] for rank in skip.culprit_ranks if rank in ranks}
+    others = [own for rank, own in ranks.items() if rank not in out]
+    exhausted, batches = {own.exhausted for own in ranks.values()}, {own.batches for own in others}
+    is_skip = skip.kind == "rank-skipped-collective" and case.job.is_complete
+    are_alike = len(exhausted) == 1 and min(exhausted) > 0 and len(batches) == 1
+    return out if is_skip and are_alike and all(own.batches < min(batches) for own in out.values()) else {}
 
 
 RULES: Declared = (

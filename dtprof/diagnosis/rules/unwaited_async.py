@@ -287,13 +287,21 @@ def _dropped(
         if len(waited) and (len(here) < MIN_STEPS or here["row"][0] < waited.max()):
             continue
         operation = collectives.operation(int(here["row"][0]))
-        if operation.op not in RECEIVE_ALL or operation.site is None or operation.site.label is not None:
+        # Of a broadcast only the root may go on before it has ended.
+        is_received = operation.op in RECEIVE_ALL or (operation.op == "broadcast" and not _is_root(rank, here, job))
+        if not is_received or operation.site is None or operation.site.label is not None:
             continue
         waiting = tuple(sorted(r for r, other in others.items() if _waits_there(other, here)))
         # A line that few ranks wait at may be right without a wait, which these make for reasons of their own.
         if 2 * len(waiting) >= len(others) and waiting:
             results.append((operation, len(here), waiting))
     return results
+
+
+def _is_root(rank: int, rows: Array, job: JobState) -> bool:
+    """Say whether a rank is the root of one of its calls, or their roots are not known."""
+    roots = (job.ranks[rank].collectives.operation(int(row)).peer_rank for row in rows["row"])
+    return any(root in (rank, -1) for root in roots)
 
 
 def _waits_there(other: Array, here: Array) -> bool:

@@ -666,3 +666,43 @@ def test_two_lambdas_of_one_line_one_of_which_calls_a_function_are_calls_of_a_li
     finding = decide(build_job(ranks, exit_status=None, stacks=stacks)).findings[0]
     kind = "collective-order-mismatch" if "lambda" in function else "rank-skipped-collective"
     assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+
+
+@pytest.mark.parametrize(("around", "kind"), [((), "step-mismatch"), (((1, 40),), "rank-skipped-collective")])
+def test_one_more_turn_of_a_loop_before_the_call_of_the_others_skips_nothing_where_no_loop_is_around_both(
+    around: tuple[tuple[int, int], ...], kind: str
+) -> None:
+    """Rank 1 broadcasts four times at line 10, the others three times, and then average at line 20."""
+    ranks = pair(3)
+    for rank in ranks:
+        for i in range(3):
+            rank.op("broadcast", 10 * i, 10 * i + 5, site=rank.site("broadcast", line=10), nbytes=8, peer=0)
+        name, line = ("broadcast", 10) if rank.rank == 1 else ("all_reduce", 20)
+        rank.op(name, 100, site=rank.site(name, line=line), nbytes=8, peer=0 if rank.rank == 1 else -1)
+    stacks = {rank.rank: stack(("main", 10 if rank.rank == 1 else 20)) for rank in ranks}
+    places = {
+        10: SourcePlace(in_loop=True, following=frozenset(), loops=((9, 11), *around)),
+        20: SourcePlace(in_loop=bool(around), following=frozenset(), loops=around),
+    }
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(("made", "kind"), [(2, "rank-skipped-collective"), (3, "collective-order-mismatch")])
+def test_who_ended_a_step_with_fewer_calls_of_a_line_than_in_each_before_skipped_one(made: int, kind: str) -> None:
+    """Three gradients a step at line 10; rank 2 is in a table of the next step, at line 30, which is new."""
+    ranks = pair(4)
+    for rank in ranks:
+        for step in range(3):
+            for i in range(3 if step < 2 or rank.rank != 2 else made):
+                done = step < 2 or i < 2 or made == 3
+                t = step * STEP + 20 * i
+                site = rank.site("all_reduce", line=10)
+                rank.op("all_reduce", t, t + 9 if done else None, site=site, step=step, nbytes=64)
+        if rank.rank == 2:
+            rank.op("all_gather", 3 * STEP, site=rank.site("all_gather", line=30), step=3, nbytes=8)
+        elif made == 3:
+            rank.op("all_reduce", 3 * STEP, site=rank.site("all_reduce", line=10), step=3, nbytes=64)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))

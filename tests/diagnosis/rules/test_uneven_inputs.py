@@ -47,3 +47,21 @@ def test_a_back_end_that_aborts_in_the_call_behind_the_loop_follows_from_the_bat
         rank.op("all_reduce", 3000 + rank.rank, None, returned=3010, reduce_op="sum", nbytes=nbytes, site=site)
     first = judge(ranks, statuses={1: (-6, 3_000_000_000)}, exit_status=1, stalled=False).findings[0]
     assert (first.kind, first.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(("batches", "kind"), [(4, "uneven-inputs"), (5, "rank-skipped-collective")])
+def test_who_skipped_a_call_with_fewer_batches_from_a_loader_as_exhausted_as_those_of_others_ran_out_of_them(
+    batches: int, kind: str
+) -> None:
+    """The skipped call met the next one of rank 1, which gloo let pass: all have left the loop since."""
+    ranks = with_loaders([5, batches, 5], exhausted=[True, True, True])
+    for rank in ranks:
+        evaluate = rank.site("all_reduce", line=60, function="evaluate")
+        for i in range(1 if rank.rank == 1 else 2):
+            rank.op("all_reduce", 3010 + 10 * i, 3019 + 10 * i, site=evaluate, nbytes=8)
+        if rank.rank == 1:
+            gradients(rank, 3000, done=True)
+        else:
+            gradients(rank, 3000, done=False)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))

@@ -48,6 +48,17 @@ def test_a_rank_that_stops_to_wait_for_good_drops_handles(waited: str, *, is_fou
     assert kinds_after_success(ranks) == (["unwaited-async"] if is_found else [])
 
 
+@pytest.mark.parametrize("lets_go", [0, 2])
+def test_who_receives_a_broadcast_has_to_wait_for_it_and_who_sends_it_has_not(lets_go: int) -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        for t in (1000, 1200):
+            waits = None if rank.rank == lets_go else (t + 1, t + 50)
+            site = rank.site("broadcast", line=40)
+            rank.op("broadcast", t, t + 50, is_async=True, waits=waits, site=site, peer=0)
+    assert kinds_after_success(ranks) == (["unwaited-async"] if lets_go else [])
+
+
 def dropping(*, flags: int = FLAG["completion"], barrier: bool = False, hook: str = "native") -> list[RankBuilder]:
     """Return ranks that average two tensors in each of three steps, and drop both handles."""
     ranks = [RankBuilder(rank, 3, hook=hook) for rank in range(3)]

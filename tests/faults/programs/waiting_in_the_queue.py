@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.faults.corpus import faulty, healthy
 
 
-@faulty("collective-order-mismatch", 2)
+@faulty("step-mismatch", 2)
 def tables_of_settings_of_which_one_has_a_key_more(rank: int) -> None:
     settings = {"width": 8.0, "rate": 0.1, "seed": 3.0}
     if rank == 2:
