@@ -8,6 +8,7 @@ from pathlib import Path
 from dtprof import launchers, settings
 from dtprof.errors import OutputError, UsageError
 from dtprof.launch import interpreter
+from dtprof.records import writer
 
 PTH = "dtprof_inject.pth"
 MODULE = "_dtprof_inject.py"
@@ -108,8 +109,8 @@ def install(python: str, *, store: str = "") -> Installation:
     """
     installed = inspect(python)
     try:
-        _write(installed.site_packages / MODULE, _text(store))
-        _write(installed.site_packages / PTH, "import _dtprof_inject\n")
+        writer.write_whole(installed.site_packages / MODULE, _text(store).encode())
+        writer.write_whole(installed.site_packages / PTH, b"import _dtprof_inject\n")
     except OSError as error:
         raise _not_writable(installed.site_packages, error) from error
     return inspect(python)
@@ -152,12 +153,6 @@ def _installed_text(module: Path) -> str:
     if SIGNATURE not in text:
         raise OutputError(f"{module} was not written by dtprof and is left alone; move it away first")
     return text
-
-
-def _write(file: Path, text: str) -> None:
-    draft = file.with_name(f".{file.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(file)
 
 
 def _site_packages(python: str) -> Path:

@@ -38,11 +38,7 @@ def default_directory(command: Sequence[str]) -> Path:
     name = re.sub(r"[^A-Za-z0-9._-]", "_", name or Path(command[0]).name)
     stamp = datetime.datetime.now(tz=datetime.timezone.utc).astimezone().strftime("%Y%m%d-%H%M%S")
     base = always_on.runs_folder() / f"{stamp}-{name}"
-    candidate, number = base, 1
-    while candidate.exists():
-        number += 1
-        candidate = base.with_name(f"{base.name}-{number}")
-    return candidate
+    return next(free for name in paths.numbered(base.name) if not (free := base.with_name(name)).exists())
 
 
 def create(path: Path, *, force: bool) -> None:

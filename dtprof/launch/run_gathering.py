@@ -206,10 +206,8 @@ def _copy_nodes(run: NodeRun, output: Path, *, is_first: bool) -> list[str]:
     remarks = []
     named = ""
     for source in sorted(run.path.glob("node-*")):
-        target, number = output / source.name, 1
-        while target.exists():  # two launchers on one host, or hosts of one name
-            number += 1
-            target = output / f"{source.name}-{number}"
+        # Two launchers on one host, or hosts of one name, have folders of one name.
+        target = next(free for name in paths.numbered(source.name) if not (free := output / name).exists())
         named = named or target.name
         _copy_folder(source, target)
         if not is_first and (target / host_clocks.FILE).exists() and _forget_offsets(target / host_clocks.FILE):
@@ -220,11 +218,19 @@ def _copy_nodes(run: NodeRun, output: Path, *, is_first: bool) -> list[str]:
     if not is_first and run.document:
         place = output / (named or paths.node_folder_name(_host(run)))
         place.mkdir(exist_ok=True)
-        known = {name: run.document[name] for name in OF_A_LAUNCHER if name in run.document}
-        pid = run.document.get("launcher_pid")
-        file = place / f"launcher-{pid if isinstance(pid, int) else 0}.json"
-        writer.write_json(file, {"host": _host(run)} | known)
+        write_launcher(launcher_file(place, run.document), _host(run), run.document)
     return remarks
+
+
+def launcher_file(node_folder: Path, manifest: Mapping[str, Any]) -> Path:
+    """Return where the document of a launcher lies, by its manifest."""
+    pid = manifest.get("launcher_pid")
+    return node_folder / f"launcher-{pid if isinstance(pid, int) else 0}.json"
+
+
+def write_launcher(file: Path, host: str, manifest: Mapping[str, Any]) -> None:
+    """Write the document of a launcher that joined a run, from the manifest that it wrote on its own host."""
+    writer.write_json(file, {"host": host} | {name: manifest[name] for name in OF_A_LAUNCHER if name in manifest})
 
 
 def _forget_offsets(file: Path) -> bool:

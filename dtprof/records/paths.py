@@ -1,7 +1,8 @@
 """Names of the files and folders of a run. Standard library only."""
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MANIFEST = "run.json"
@@ -29,6 +30,13 @@ def parse_rank_folder(name: str) -> tuple[int, int] | None:
     """Return (rank, attempt) of a rank folder's name, or None for another name."""
     match = _RANK_FOLDER.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Yield a name, then the name with 2, 3 and so on: the first of these that is free is taken."""
+    yield name
+    for number in itertools.count(2):
+        yield f"{name}-{number}"
 
 
 def node_folder_name(host: str) -> str:

@@ -1,12 +1,11 @@
 """Requests of `dtprof trace --now` to a rank: a small file in its folder. Standard library only: ranks read it."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dtprof import settings
-from dtprof.records import paths
+from dtprof.records import paths, writer
 
 TURN = "turn"
 """The request of a window that a rank takes in turn: no file asks for it."""
@@ -27,9 +26,7 @@ def put(rank_folder: Path, request: TraceRequest) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    draft = rank_folder / f".{paths.TRACE_REQUEST}.{os.getpid()}"
-    draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
-    draft.replace(rank_folder / paths.TRACE_REQUEST)
+    writer.write_json(rank_folder / paths.TRACE_REQUEST, asdict(request))
 
 
 def withdraw(rank_folder: Path) -> bool:

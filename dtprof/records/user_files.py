@@ -10,7 +10,7 @@ _NOT_USERS = re.compile(
     # What of dtprof runs inside ranks, wherever it was checked out; the trainer beside it is a user's program.
     r"|/dtprof/(capture|records)/"
     r"|/dtprof/(auto|columns|errors|fence|formatting|integrations|interning|intervals|launchers|marks|settings)\.py$"
-    r"|/dtprof/(text_enum|torch_versions)\.py$"
+    r"|/dtprof/(text_enum|torch_versions|typed_quantities)\.py$"
     # Torch built from source lies in no folder of packages; a user's project may be called torch, too.
     r"|(^|/)torch/(_|autograd|csrc|distributed|fx|multiprocessing|nn|optim|utils)"
 )

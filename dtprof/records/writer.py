@@ -75,8 +75,8 @@ def claim_rank_folder(run: Path, rank: int, first_attempt: int) -> tuple[Path, i
             return folder, attempt
 
 
-def append_line(path: Path, entry: Mapping[str, object]) -> None:
-    """Append one JSON object as a line, in a single write that other processes cannot split.
+def append_line(path: Path, entry: Mapping[str, object]) -> int:
+    """Append one JSON object as a line, in a single write that other processes cannot split; return the file's size.
 
     Raises:
         OSError: the file cannot be written to.
@@ -85,12 +85,18 @@ def append_line(path: Path, entry: Mapping[str, object]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         os.write(descriptor, line)
+        return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
 
 
 def write_json(path: Path, document: Mapping[str, object], *, is_private: bool = False) -> None:
-    """Write a JSON file so that a reader sees the old one or the new one, never a half.
+    """Write a JSON file as `write_whole` does."""
+    write_whole(path, (json.dumps(document, indent=1, default=str) + "\n").encode(), is_private=is_private)
+
+
+def write_whole(path: Path, data: bytes, *, is_private: bool = False) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a half.
 
     Parameters:
         is_private: nobody but the user may read it, at no moment.
@@ -99,15 +105,14 @@ def write_json(path: Path, document: Mapping[str, object], *, is_private: bool =
         OSError: the file cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    text = json.dumps(document, indent=1, default=str) + "\n"
     try:
         if is_private:
             draft.unlink(missing_ok=True)
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(text)
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
         else:
-            draft.write_text(text, encoding="utf-8")
+            draft.write_bytes(data)
         draft.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.launch.collector.sinks import LauncherCard
-from dtprof.launch.run_gathering import OF_A_LAUNCHER, merge_manifests
+from dtprof.launch.run_gathering import launcher_file, merge_manifests, write_launcher
 from dtprof.records import paths, run_facts, schema, writer
 from dtprof.records.rank_log import archive
 from dtprof.records.sent_files import NAME, FileKind, growth_of
@@ -209,16 +209,13 @@ class RunStore:
         known = self._runs.get(given.name)
         if known is not None and given.joins and known.is_open:
             return self._with_room(known)
-        name, number = given.name, 1
-        while os.path.lexists(self.folder / name):
-            if given.is_named:
-                raise Refusal(
-                    409,
-                    f"the collector holds a run {name} of another job; give another -o DIR, or --join on every host "
-                    "where it is one job of several hosts",
-                )
-            number += 1
-            name = f"{given.name}-{number}"
+        name = next(free for free in paths.numbered(given.name) if not os.path.lexists(self.folder / free))
+        if given.is_named and name != given.name:
+            raise Refusal(
+                409,
+                f"the collector holds a run {given.name} of another job; give another -o DIR, or --join on every host "
+                "where it is one job of several hosts",
+            )
         # Whole or not at all: a run without its launcher would be another job's, were the collector killed here.
         draft = KeptRun(path=self.folder / f"{DRAFT}-{launcher.id}", job=given.job)
         shutil.rmtree(draft.path, ignore_errors=True)
@@ -282,15 +279,11 @@ class RunStore:
         parsed = paths.parse_rank_folder(folder)
         if parsed is not None:
             return writer.claim_rank_folder(run.path, *parsed)[0].name
-        name, number = folder, 1
-        while True:
-            try:
+        for name in paths.numbered(folder):
+            with suppress(FileExistsError):
                 (run.path / name).mkdir()
-            except FileExistsError:
-                number += 1
-                name = f"{folder}-{number}"
-            else:
-                return name
+                break
+        return name
 
     def check_room(self, nbytes: int) -> None:
         """Refuse what has no room.
@@ -427,16 +420,14 @@ class RunStore:
         for launcher in launchers:
             if launcher not in changed and launcher.id not in (first_before, run.first):
                 continue
-            pid = launcher.manifest.get("launcher_pid")
             kept = next((name for name in launcher.folders.values() if name.startswith("node-")), None)
-            if kept is None or not isinstance(pid, int):
+            if kept is None or not isinstance(launcher.manifest.get("launcher_pid"), int):
                 continue
-            file = run.path / kept / f"launcher-{pid}.json"
+            file = launcher_file(run.path / kept, launcher.manifest)
             if launcher is launchers[0]:
                 file.unlink(missing_ok=True)
             else:
-                known = {name: launcher.manifest[name] for name in OF_A_LAUNCHER if name in launcher.manifest}
-                writer.write_json(file, {"host": launcher.host} | known)
+                write_launcher(file, launcher.host, launcher.manifest)
 
 
 def _last_written_s(run: Path) -> float:

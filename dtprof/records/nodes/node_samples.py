@@ -5,11 +5,11 @@ The first line describes the node; each other line is one sample: `t` (host time
 differences mean something, and they survive thinning. Standard library only.
 """
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from dtprof.records import writer
 
 FILE = "samples.jsonl"
 FORMAT = 1
@@ -139,7 +139,7 @@ class SampleFile:
         self._path = node_folder / FILE
         self._max_bytes = max_bytes
         self._path.touch(exist_ok=False)  # one launcher samples a host
-        self._append({"format": FORMAT, **description})
+        writer.append_line(self._path, {"format": FORMAT, **description})
 
     def append(self, sample: Sample) -> None:
         """Append a sample; thin the older half of a file beyond its limit.
@@ -147,7 +147,8 @@ class SampleFile:
         Raises:
             OSError: it cannot be written.
         """
-        size = self._append(
+        size = writer.append_line(
+            self._path,
             {
                 "t": sample.t_ns,
                 "host": _short(sample.host),
@@ -155,22 +156,11 @@ class SampleFile:
                 "gpus": {str(number): _short(values) for number, values in sample.gpus.items()},
                 "processes": {str(pid): _short(values) for pid, values in sample.processes.items()},
                 **({"links": {to: _exact(values) for to, values in sample.links.items()}} if sample.links else {}),
-            }
+            },
         )
         if size > self._max_bytes:
             thinned = thin(self._path.read_bytes().splitlines(keepends=True))
-            draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            draft.write_bytes(b"".join(thinned))
-            draft.replace(self._path)
-
-    def _append(self, entry: Mapping[str, object]) -> int:
-        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(descriptor, line)
-            return os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
+            writer.write_whole(self._path, b"".join(thinned))
 
 
 def thin(lines: Sequence[bytes]) -> list[bytes]:
