@@ -6,9 +6,10 @@ from dataclasses import replace
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, places_of, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
-from dtprof.diagnosis.job_state import RankState
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rank_failures import find_first_failed
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
+from dtprof.job.issued_operations import Operation
 
 CONSEQUENCES = (
     "rank-exited",
@@ -95,17 +96,37 @@ def _ended_behind_their_devices(case: Case) -> dict[int, RankState]:
 
 
 def _went_on_with_fewer(case: Case, skip: Finding) -> dict[int, RankState]:
-    """Return the ranks that skipped a call, with fewer batches than all others, from loaders exhausted as often.
+    """Return the ranks that left a loop before others, with fewer batches, from loaders exhausted as often.
 
     The back end let the skip pass, so that all have come out of the loop since, and go on with other data.
     """
-    ranks = case.job.ranks
+    job, ranks = case.job, case.job.ranks
     out = {rank: ranks[rank] for rank in skip.culprit_ranks if rank in ranks}
     others = [own for rank, own in ranks.items() if rank not in out]
     exhausted, batches = {own.exhausted for own in ranks.values()}, {own.batches for own in others}
-    is_skip = skip.kind == "rank-skipped-collective" and case.job.is_complete
+    is_skip = skip.kind == "rank-skipped-collective" and job.is_complete
     are_alike = len(exhausted) == 1 and min(exhausted) > 0 and len(batches) == 1
-    return out if is_skip and are_alike and all(own.batches < min(batches) for own in out.values()) else {}
+    if not is_skip or not are_alike or not all(own.batches < min(batches) for own in out.values()):
+        return {}
+    skipped = next(filter(None, (_call_at(own, skip) for own in others)), None)
+    return out if all(_has_left_loop(job, skipped, _call_at(own, skip)) for own in out.values()) else {}
+
+
+def _call_at(rank: RankState, skip: Finding) -> Operation | None:
+    """Return what a rank issued at the position of a skipped call."""
+    name = skip.group.name if skip.group is not None else ""
+    own = (o for o in reversed(rank.operations) if not o.p2p and (o.seq, o.group.name) == (skip.seq, name))
+    return next(own, None)
+
+
+def _has_left_loop(job: JobState, skipped: Operation | None, instead: Operation | None) -> bool:
+    """Say whether the source has a loop around a skipped call that what a rank did instead is not in."""
+    if skipped is None or instead is None or skipped.site is None or instead.site is None:
+        return False
+    place = job.place_in_source(skipped.site)
+    is_elsewhere = (instead.site.file, instead.site.function) != (skipped.site.file, skipped.site.function)
+    loops = place.loops[:1] if place is not None else ()
+    return any(is_elsewhere or not first <= instead.site.line <= last for first, last in loops)
 
 
 RULES: Declared = (

@@ -3,6 +3,7 @@
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.lint.program_order import SourcePlace
 from tests.diagnosis.judging import build_job, found_by, gradients, judge, with_loaders
 
 
@@ -49,19 +50,27 @@ def test_a_back_end_that_aborts_in_the_call_behind_the_loop_follows_from_the_bat
     assert (first.kind, first.culprit_ranks) == (kind, (1,))
 
 
-@pytest.mark.parametrize(("batches", "kind"), [(4, "uneven-inputs"), (5, "rank-skipped-collective")])
-def test_who_skipped_a_call_with_fewer_batches_from_a_loader_as_exhausted_as_those_of_others_ran_out_of_them(
-    batches: int, kind: str
+@pytest.mark.parametrize(
+    ("batches", "loop", "kind"),
+    [
+        (4, (59, 61), "uneven-inputs"),
+        (5, (59, 61), "rank-skipped-collective"),
+        (4, (5, 99), "rank-skipped-collective"),  # what rank 1 did instead is in that loop, too
+    ],
+)
+def test_who_left_a_loop_with_fewer_batches_from_a_loader_as_exhausted_as_those_of_others_ran_out_of_them(
+    batches: int, loop: tuple[int, int], kind: str
 ) -> None:
     """The skipped call met the next one of rank 1, which gloo let pass: all have left the loop since."""
     ranks = with_loaders([5, batches, 5], exhausted=[True, True, True])
     for rank in ranks:
-        evaluate = rank.site("all_reduce", line=60, function="evaluate")
+        evaluate = rank.site("all_reduce", line=60)
         for i in range(1 if rank.rank == 1 else 2):
             rank.op("all_reduce", 3010 + 10 * i, 3019 + 10 * i, site=evaluate, nbytes=8)
         if rank.rank == 1:
             gradients(rank, 3000, done=True)
         else:
             gradients(rank, 3000, done=False)
-    finding = judge(ranks, exit_status=None).findings[0]
+    place = SourcePlace(in_loop=True, following=frozenset(), loops=(loop,))
+    finding = judge(ranks, exit_status=None, find_place=lambda _, line: place if line == 60 else None).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.faults.corpus import faulty, healthy, train
 
@@ -373,3 +374,72 @@ def busy_while_an_operation_is_in_flight(rank: int) -> None:
             sum(i * i for i in range(200_000))
         work.wait()
     train(rank, 2)
+
+
+@healthy(ranks=4)
+def metrics_flushed_early_by_all_in_one_step(rank: int) -> None:
+    metrics = dist.new_group(list(range(4)))
+    values, gradient = torch.zeros(2), torch.full((8,), float(rank))
+    for step in range(6):
+        is_full = step == 3
+        if is_full:
+            dist.all_reduce(values, group=metrics)
+        dist.all_reduce(gradient)
+        if not is_full:
+            dist.all_reduce(values, group=metrics)
+
+
+@healthy(ranks=4)
+def a_hop_that_all_leave_out_of_one_turn(rank: int) -> None:
+    keys = torch.full((4,), float(rank))
+    for turn in range(4):
+        for hop in range(3):
+            if turn == 2 and hop == 2:
+                continue
+            incoming = torch.empty(4)
+            ends = [dist.P2POp(dist.isend, keys, (rank + 1) % 4), dist.P2POp(dist.irecv, incoming, (rank - 1) % 4)]
+            for work in dist.batch_isend_irecv(ends):
+                work.wait()
+            keys = incoming
+
+
+@healthy()
+def a_broadcast_whose_root_goes_on_without_a_wait(rank: int) -> None:
+    sent = [torch.full((64,), float(step)) for step in range(6)]
+    for buffer in sent:
+        work = dist.broadcast(buffer, src=0, async_op=True)
+        if rank != 0:
+            work.wait()
+    dist.barrier()
+
+
+@healthy()
+def validation_sets_of_unequal_size_between_equal_epochs(rank: int) -> None:
+    train = DataLoader(TensorDataset(torch.ones(12, 4)), batch_size=4)
+    validation = DataLoader(TensorDataset(torch.ones(4 + 2 * rank, 4)), batch_size=2)
+    for _ in range(3):
+        for (batch,) in train:
+            dist.all_reduce(batch)
+        errors = torch.tensor([float(sum(batch.sum() for (batch,) in validation)), float(len(validation))])
+        dist.all_reduce(errors)
+
+
+@healthy(ranks=4)
+def files_dealt_evenly_and_another_type_after_the_loop(rank: int) -> None:
+    files = [f"part-{i}" for i in range(8)]
+    for _ in files[rank::4]:
+        dist.all_reduce(torch.ones(16))
+    dist.all_reduce(torch.tensor([rank]))
+
+
+@faulty("rank-skipped-collective", 0)
+def a_skip_beside_a_smaller_validation_set(rank: int) -> None:
+    train = DataLoader(TensorDataset(torch.ones(12, 4)), batch_size=4)
+    validation = DataLoader(TensorDataset(torch.ones(4 if rank == 0 else 6, 4)), batch_size=2)
+    for epoch in range(3):
+        for number, (batch,) in enumerate(train):
+            if rank == 0 and epoch == 1 and number == 1:
+                continue  # here
+            dist.all_reduce(batch)  # here
+        errors = torch.tensor([float(sum(batch.sum() for (batch,) in validation))])
+        dist.all_reduce(errors)
