@@ -134,7 +134,9 @@ def test_dtprof_of_another_version_in_a_rank_is_named(tmp_path: Path) -> None:
     job = jobs.recorded(tmp_path / "run", [sys.executable, "-c", program])
     assert job.stdout == "0.0.7\n"
     said = next(line for line in lines(job) if "has imported dtprof" in line)
-    assert said.endswith(f"has imported dtprof 0.0.7 ({package}/__init__.py), dtprof {__version__} started the job")
+    assert said.endswith(
+        f"has imported dtprof 0.0.7 ({package}/__init__.py), dtprof {__version__} started the job: install one version"
+    )
 
 
 def test_loader_opens_only_what_fits_this_very_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,10 @@ def import_dtprof():
     theirs = getattr(sys.modules["dtprof"], "__version__", "of an unknown version")
     if theirs not in ours:
         place = getattr(sys.modules["dtprof"], "__file__", "an unknown file")
-        say(f"process {os.getpid()} has imported dtprof {theirs} ({place}), dtprof {ours[0]} started the job")
+        say(
+            f"process {os.getpid()} has imported dtprof {theirs} ({place}), dtprof {ours[0]} started the job: "
+            "install one version"
+        )
 
 
 def arm():
