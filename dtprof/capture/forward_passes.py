@@ -10,7 +10,7 @@ import itertools
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dtprof import fence
@@ -74,6 +74,7 @@ class Forward:
         """By model: whether a backward pass ran through the graph of its last forward pass in eval mode."""
         self._graph_task: Callable[[], int]
         self._records_gradients: Callable[[], bool]
+        self._layers_of: Callable[[Any], Iterable[Any]]
         self.consumption = Consumption(spans)
         self.roots = Roots(self)
         self.wrappers = LiveObjects()
@@ -90,6 +91,7 @@ class Forward:
 
         self._graph_task = torch._C._current_graph_task_id
         self._records_gradients = torch.is_grad_enabled
+        self._layers_of = torch.nn.Module.modules  # a module may have an attribute of that name
         self.consumption.install(
             torch.Tensor,
             (torch.int64, torch.int32),  # what an embedding takes
@@ -117,7 +119,7 @@ class Forward:
                 return 0
             trains = self._records_gradients()
             if trains and owner not in self._trained_in_eval_mode:
-                self.consumption.see_model(owner, module)
+                self.consumption.see_model(owner, self._layers_of(module))
             if trains and (module.training or _wraps_training(module)):
                 self.consumption.add_inputs(owner, arguments, options)
                 self._trained_in_eval_mode.setdefault(owner, False)  # it has a mode for each

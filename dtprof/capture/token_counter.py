@@ -97,13 +97,13 @@ class Consumption:
         self._intercepted, self._aside = intercepted, aside
 
     @fence.fenced("the tokens and samples of a step")
-    def see_model(self, model: int, module: Any) -> None:
+    def see_model(self, model: int, layers: Iterable[Any]) -> None:
         """Look at the layers of a model before its first pass: which dimension of its ids is the batch depends on them.
 
         Layers of torch.nn are made with `batch_first=False` unless the program says otherwise; it may still give the
         model ids batch by sequence, and transpose them in it.
         """
-        if any(getattr(part, "batch_first", True) is False for part in module.modules()):
+        if any(getattr(part, "batch_first", True) is False for part in layers):
             self._sequence_first.add(model)
             recorder = self._spans.recorder(True)
             if recorder is not None:

@@ -112,14 +112,10 @@ def test_passes_of_a_model_add_up_and_of_several_models_the_one_given_most_count
     assert log.recorded == [("tokens", 3 * 64), ("samples", 3 * 4)]
 
 
-class Layers:
-    """As much of a model as is looked at."""
+class Layer:
+    """As much of a layer as is looked at."""
 
     batch_first = False
-
-    def modules(self) -> list["Layers"]:
-        """Return the one layer."""
-        return [self]
 
 
 HIDDEN = Tensor(2, 16, 32, dtype="float32")
@@ -139,7 +135,7 @@ HIDDEN = Tensor(2, 16, 32, dtype="float32")
 def test_the_batch_of_ids_is_not_taken_to_come_first_where_layers_may_take_the_sequence_first(
     consumption: Consumption, log: Samples, arguments: tuple[Any, ...], samples: list[int]
 ) -> None:
-    consumption.see_model(1, Layers())
+    consumption.see_model(1, [object(), Layer()])
     consumption.add_inputs(1, arguments, {})
     consumption.end_step()
     assert log.recorded == [("tokens", 64), *(("samples", number) for number in samples)]
