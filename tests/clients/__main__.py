@@ -15,8 +15,12 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
+
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
+from dtprof.analysis.steps.throughput import samples_of
+from dtprof.records.events import TOKENS
 from dtprof.records.reader import open_run
 from tests.completeness.comparison import expected_counts
 
@@ -59,10 +63,38 @@ class Client:
     shards: int | None = 2
     schedule: str | None = None
     theory: float = 0.0
+    advice: str | None = None  # about the bubble, if that of its schedule is the largest part
+    most_activations: int | None = None  # bytes
+    counted: str | None = None  # a file into which the program writes how many tokens its framework has counted
     axes: frozenset[str] = field(default=frozenset({"dp"}))  # of groups that communicated
 
 
 CLIENTS = {
+    "torch-1f1b": Client(
+        framework=None, program="torch_pipeline.py", arguments=("Schedule1F1B",), tokens=None, samples=12, shards=1,
+        schedule="1F1B", theory=1 / 7, axes=frozenset({"pp"}),
+        advice="8 microbatches or more, or an interleaved or zero-bubble schedule",
+    ),
+    "torch-interleaved": Client(
+        framework=None, program="torch_pipeline.py", arguments=("ScheduleInterleaved1F1B",), tokens=None, samples=12,
+        shards=1, schedule="Interleaved1F1B", theory=1 / 13, axes=frozenset({"pp"}),
+        advice="8 microbatches or more, more stages a rank, or a zero-bubble schedule",
+    ),
+    # Of 40 steps those of the actor count: 128 tokens in every other step.
+    "torch-turns": Client(framework=None, program="actor_critic.py", steps=40, tokens=64, samples=4),
+    # Four groups that nothing names; that of all ranks averages gradients of all that is no expert.
+    "torch-experts": Client(
+        framework=None, program="expert_parallel.py", ranks=4, tokens=256, samples=None, shards=1, axes=frozenset()
+    ),
+    "torch-recurrent": Client(
+        framework=None, program="sequence_first.py", arguments=("recurrent",), tokens=280, samples=8
+    ),
+    # 35 by 4 ids: nothing says which is the batch.
+    "torch-sequence": Client(framework=None, program="sequence_first.py", tokens=280, samples=None),
+    "torch-hybrid": Client(
+        framework=None, program="hybrid_sharding.py", ranks=4, tokens=256, samples=16, scheme="zero3",
+        axes=frozenset({"dp_shard", "dp_replicate"}),
+    ),
     "lightning-ddp": Client(framework="lightning", program="lightning_ddp.py", starts_ranks=True),
     # 12 marks, and the evaluation of Lightning after the last: a step that nothing ends.
     "lightning-marked": Client(
@@ -80,11 +112,23 @@ CLIENTS = {
     "transformers-trainer": Client(
         framework="accelerate", program="transformers_trainer.py", arguments=("trainer",)
     ),
+    "transformers-padded": Client(
+        framework="accelerate", program="transformers_padded.py", arguments=("padded",), tokens=None, samples=32,
+        counted="padded/tokens",
+    ),
     "transformers-marked": Client(
         framework="accelerate", program="transformers_trainer.py", arguments=("trainer", "marked"),
         phases=("validation",),
     ),
     "deepspeed-zero1": Client(framework="deepspeed", program="deepspeed_zero.py", arguments=("1",), scheme="zero1"),
+    "deepspeed-accumulated": Client(
+        framework="deepspeed", program="deepspeed_zero.py", arguments=("1", "accumulate"), scheme="zero1", tokens=512,
+        samples=32, most_activations=1 << 20,
+    ),
+    "deepspeed-offload": Client(
+        framework="deepspeed", program="deepspeed_zero.py", arguments=("2", "offload"), scheme="zero2",
+        most_activations=1 << 20,
+    ),
     "deepspeed-zero2": Client(framework="deepspeed", program="deepspeed_zero.py", arguments=("2",), scheme="zero2"),
     "deepspeed-zero3": Client(framework="deepspeed", program="deepspeed_zero.py", arguments=("3",), scheme="zero3"),
     "deepspeed-zero3-4": Client(
@@ -204,7 +248,23 @@ def run(name: str, client: Client) -> list[str]:
             return [f"exit status {done.returncode}: {done.stderr[-2000:]}"]
         blamed += [line for line in done.stderr.splitlines() if "/dtprof/" in line]
     wrong = [f"dtprof's files are blamed: {line}" for line in blamed] + compare(client, summarise(open_run(output)))
+    if client.counted is not None and (seen := int((PLACE / client.counted).read_text())) != (
+        recorded := sum_tokens(output, client.ranks, client.steps or 0)
+    ):
+        wrong.append(f"tokens of all steps: {recorded}, by the framework {seen}")
     return wrong + ([] if client.starts_ranks or client.profiles else compare_counts(output, counts, client.ranks))
+
+
+def sum_tokens(run: Path, ranks: int, steps: int) -> int:
+    """Return the tokens that all ranks of a run recorded in all of its steps."""
+    total = 0
+    for tables in map(open_run(run).load, range(ranks)):
+        rows = samples_of(tables, TOKENS)
+        held = np.zeros(steps, np.int64)
+        for step, value in zip(rows["step"].tolist(), rows["value"].tolist(), strict=True):
+            held[step:] = value
+        total += int(held.sum())
+    return total
 
 
 def compare_counts(run: Path, counts: Path, ranks: int) -> list[str]:
@@ -235,15 +295,27 @@ def compare(client: Client, summary: Summary) -> list[str]:
         "shards": (formula and formula.shards, client.shards),
         "schedule": (pipeline and pipeline.schedule, client.schedule),
     }
+    # A batch of padded texts is as long as its longest: the sum over the steps is compared.
+    for what in ("tokens a step",) if client.counted else ():
+        del found[what]
     if client.steps is None:
         for what in ("steps", "tokens a step", "samples a step"):
             del found[what]
     wrong = [f"{what}: {have}, expected {known}" for what, (have, known) in found.items() if have != known]
+    most = max((rank.memory_categories.get("activations") or 0 for rank in summary.ranks), default=0)
+    if client.most_activations is not None and not 0 < most < client.most_activations:
+        wrong.append(f"activations: {most} B, expected below {client.most_activations} B")
     axes = {group.axis for group in summary.groups if group.name in communicated and group.axis}
     if axes != client.axes:
         wrong.append(f"axes: {sorted(axes)}, expected {sorted(client.axes)}")
     if pipeline is not None:
-        share = (pipeline.parts or {}).get("schedule")
+        parts = pipeline.parts or {}
+        share = parts.get("schedule")
+        is_largest = share == max(parts.values(), default=None)
+        if client.advice is not None and is_largest and pipeline.advice != client.advice:
+            wrong.append(f"advice about the bubble: {pipeline.advice}, expected {client.advice}")
+        if not all((rank.partition_ns or {}).get("optimizer") for rank in summary.ranks):
+            wrong.append("a rank has no time of its optimizer")
         if share is None or abs(share - client.theory) > 0.05:
             wrong.append(f"part of the schedule in the bubble: {share}, by theory {client.theory:.3f}")
     return wrong

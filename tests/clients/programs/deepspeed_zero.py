@@ -1,4 +1,4 @@
-"""Train with DeepSpeed: ZeRO of the stage given as argument, in bf16."""
+"""Train with DeepSpeed: ZeRO of the stage given as argument, in bf16; `offload` or `accumulate`."""
 
 import gc
 import sys
@@ -24,22 +24,24 @@ class Model(nn.Module):
 
 
 def main() -> None:
-    """Train 12 steps of 4 sequences a rank."""
+    """Train 12 steps of 4 sequences a rank, or of 4 times as many."""
     stage = int(sys.argv[1])
     torch.manual_seed(0)
     model = Model()
     zero: dict[str, object] = {"stage": stage}
-    if len(sys.argv) > 2:
-        zero["offload_optimizer"] = {"device": sys.argv[2]}
+    accumulated = 4 if "accumulate" in sys.argv else 1
+    if "offload" in sys.argv:
+        zero["offload_optimizer"] = {"device": "cpu"}
     config = {
         "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": accumulated,
+        "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": True},
         "zero_optimization": zero,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    for _ in range(12):
+    for _ in range(12 * accumulated):
         loss = engine(torch.randint(0, VOCABULARY, (4, LENGTH)))
         engine.backward(loss)
         engine.step()
