@@ -46,6 +46,9 @@ INSTANCE = np.dtype(
 )
 FAR = np.iinfo(np.int64).max
 NOBODY = np.iinfo(np.int32).max
+MAX_OF_STEP = 1 << 12
+"""Messages of a channel and tag in one step that are matched, where messages count by step."""
+_STEPS = (1 << 32) // MAX_OF_STEP
 _WHOLE = f"V{INSTANCE.itemsize}"
 _ROWS_AT_ONCE = 2048
 _NEUTRAL = np.zeros(1, INSTANCE)
@@ -292,7 +295,10 @@ def _bounds(sorted_values: Column) -> list[int]:
 
 
 def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequence[_Placed]) -> None:
-    """Place sends and receives by pair of ranks, tag and order."""
+    """Place sends and receives by pair of ranks, tag and order; in logs without their beginning by order in each step.
+
+    The older messages of such a log are not counted, and each rank lacks others: both ends count anew in each step.
+    """
     placed: list[_Messages] = []
     members: list[int] = []
     for one in every:
@@ -316,17 +322,29 @@ def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequenc
     tag = np.concatenate([message_tags(messages, groups) for messages, groups in messages_of])
     sizes = np.repeat([one.group.size for one in placed], lengths)
     known = (peer >= 0) & (peer < sizes) & (peer != np.repeat(members, lengths))
+    first_steps = [batch.tables[one.place].first_whole_step for one in placed]
+    by_step = np.repeat([step is not None for step in first_steps], lengths)
+    step = np.where(by_step, operations["step"][in_table].astype(np.int64), 0)
+    known &= step >= np.repeat([first or 0 for first in first_steps], lengths)
+    step %= _STEPS
     for one, unknown in zip(placed, np.bincount(which[~known], minlength=len(placed)).tolist(), strict=True):
         found[one.place].unmatched += unknown
     pair_key = which << 33 | is_send.astype(np.int64) << 32 | peer
-    order = np.lexsort((rows, tag, pair_key))
+    order = np.lexsort((rows, step, tag, pair_key) if by_step.any() else (rows, tag, pair_key))
     order = order[known[order]]
-    pair_key, tag, rows = pair_key[order], tag[order], rows[order]
+    pair_key, tag, step, rows, by_step = (column[order] for column in (pair_key, tag, step, rows, by_step))
     place = np.arange(len(order))
-    begins = np.flatnonzero((pair_key[1:] != pair_key[:-1]) | (tag[1:] != tag[:-1])) + 1
+    differ = (pair_key[1:] != pair_key[:-1]) | (tag[1:] != tag[:-1]) | (step[1:] != step[:-1])
+    begins = np.flatnonzero(differ) + 1
     first = np.zeros(len(order), np.int64)
     first[begins] = begins
-    seqs = tag << 32 | (place - np.maximum.accumulate(first))
+    nth = place - np.maximum.accumulate(first)
+    seqs = tag << 32 | step * MAX_OF_STEP + nth
+    fits = ~by_step | (nth < MAX_OF_STEP)
+    if not fits.all():
+        for one, beyond in zip(placed, np.bincount(pair_key[~fits] >> 33, minlength=len(placed)).tolist(), strict=True):
+            found[one.place].unmatched += beyond
+        pair_key, rows, seqs = pair_key[fits], rows[fits], seqs[fits]
     bounds = _bounds(pair_key)
     for number, begin, end in zip(pair_key[bounds[:-1]].tolist(), bounds, bounds[1:], strict=False):
         one, own, other = placed[number >> 33], members[number >> 33], number & 0xFFFFFFFF

@@ -83,7 +83,10 @@ class Run:
     def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
         """Read the last attempts of ranks, in this order; of those with short logs several at a time."""
         if self.newest is not None:
-            yield from (self._load_newest_steps(rank, self.newest) for rank in ranks)
+            for rank in ranks:
+                newest, is_cut = self._load_newest_steps(rank, self.newest)
+                first = int(newest.operations["step"][0]) + 1 if is_cut else 0
+                yield dataclasses.replace(newest, first_whole_step=first)
             return
         kept = self.cache.tables if self.cache is not None else {}
         for is_kept, some in itertools.groupby(ranks, kept.__contains__):
@@ -112,19 +115,20 @@ class Run:
             self.cache.put_newest(newest.tables, of_all=of_all, of_each=of_each)
         return newest.with_past()
 
-    def _load_newest_steps(self, rank: int, of_all: int) -> RankTables:
+    def _load_newest_steps(self, rank: int, of_all: int) -> tuple[RankTables, bool]:
+        """Read the newest operations of a rank; say whether there are older ones."""
         of_each = self.newest_of_each
         kept = None if self.cache is None else self.cache.newest(rank, of_all=of_all, of_each=of_each)
         if kept is not None:
-            return kept
+            return kept, True
         number, folder = self._folder(rank, None)
         newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=of_each, counts_rest=False)
         # Steps that the program does not count are counted from the first record that is read.
         if newest is None or not newest.counts_steps:
-            return read_rank(folder, rank=rank, attempt=number)
+            return read_rank(folder, rank=rank, attempt=number), False
         if self.cache is not None:
             self.cache.put_newest(newest.tables, of_all=of_all, of_each=of_each)
-        return newest.tables
+        return newest.tables, True
 
     def _folder(self, rank: int, attempt: int | None) -> tuple[int, Path]:
         attempts = dict(self.folders[rank])

@@ -411,6 +411,7 @@ class RankTables:
     monotonic_to_realtime_ns: int = 0  # add to a host time for wall-clock time
     capture_ns: int = 0  # time dtprof spent recording
     past: Past | None = None  # counts of records not in the tables, where only the newest were read
+    first_whole_step: int | None = None  # where only the newest steps of a run are read: the first that is here in full
     dropped_events: int = 0
     dropped: Array = field(default_factory=lambda: np.zeros(0, DROPPED))  # sums of the events dropped for want of room
     errors: int = 0

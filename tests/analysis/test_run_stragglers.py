@@ -37,6 +37,16 @@ def test_it_finds_what_the_summary_tells(job: Job, tmp_path: Path) -> None:
         assert searched.late_ns(straggler) == sum(late)
 
 
+def test_the_newest_operations_alone_tell_who_waited_for_whom(tmp_path: Path) -> None:
+    generate(tmp_path, Job(dp=2, pp=4, microbatches=8, steps=60, layers=1, jitter=0.03, slow={3: 1.7}))
+    run = open_run(tmp_path)
+    newest = run.only_newest(run.count_events() // 8, of_each=64)
+    ((whole,), (part,)) = (search_stragglers(one, THIS_PROCESS).found for one in (run, newest))
+    assert part.rank == whole.rank == 3
+    # Logs are cut at another message on each rank: counted from there, sends would meet receives of other microbatches.
+    assert part.blame_ns_per_step == pytest.approx(whole.blame_ns_per_step, rel=0.05)
+
+
 def test_a_run_without_steps_has_none(tmp_path: Path) -> None:
     ranks = [RankBuilder(rank, 2) for rank in range(2)]
     for rank in ranks:

@@ -1,5 +1,6 @@
 """Matching operations across ranks."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from dtprof.job.api_names import find_apis
 from dtprof.job.collective_matching import (
     INSTANCE,
+    MAX_OF_STEP,
     OperationInstances,
     RankInstances,
     describe_operations,
@@ -21,8 +23,8 @@ from dtprof.records.tables import Array
 from tests.builders import START_NS, RankBuilder
 
 
-def describe(builder: RankBuilder) -> RankInstances:
-    batch = batch_ranks([builder.tables()])
+def describe(builder: RankBuilder, *, first_whole_step: int | None = None) -> RankInstances:
+    batch = batch_ranks([dataclasses.replace(builder.tables(), first_whole_step=first_whole_step)])
     apis = [find_apis(batch.tables[0], batch.operations.of(0))]
     (described,) = describe_operations(batch, apis, match_operations(batch))
     return described
@@ -77,6 +79,35 @@ def test_messages_meet_by_sender_receiver_tag_and_order() -> None:
     assert (channel.sender, channel.receiver, channel.num_members) == (0, 1, 2)
     starts = [[int(row["first_start"]) - START_NS, int(row["last_start"]) - START_NS] for row in table]
     assert starts == [[10, 25], [30, 35], [15, 20]]
+
+
+def test_messages_of_logs_without_their_beginning_meet_by_step_and_order_in_it() -> None:
+    # The log of the sender begins within step 3, that of the receiver before it: of step 3 not all can be told.
+    sender, receiver = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2)
+    for step, start in ((3, 20), (4, 30), (4, 40), (5, 50)):
+        sender.op("send", start, start + 1, peer=1, step=step)
+    for step, start in ((3, 10), (3, 21), (4, 31), (4, 41), (5, 51)):
+        receiver.op("recv", start, start + 1, peer=0, step=step)
+    instances = OperationInstances()
+    for builder, first in ((sender, 4), (receiver, 0)):
+        instances.add(describe(builder, first_whole_step=first))
+    ((_, table),) = instances.tables.items()
+    met = table[table["num_seen"] == 2]
+    starts = [[int(row["first_start"]) - START_NS, int(row["last_start"]) - START_NS] for row in met]
+    assert starts == [[30, 31], [40, 41], [50, 51]]
+
+
+def test_messages_of_a_step_beyond_those_that_are_numbered_are_unmatched() -> None:
+    rank = RankBuilder(0, world_size=2)
+    for i in range(MAX_OF_STEP + 2):
+        rank.op("send", i, i + 1, peer=1, step=7)
+    rank.op("send", MAX_OF_STEP + 9, MAX_OF_STEP + 10, peer=1, step=8)
+    tables = dataclasses.replace(rank.tables(), first_whole_step=7)
+    (matched,) = match_operations(batch_ranks([tables]))
+    assert matched.unmatched == 2
+    (seqs,) = matched.seqs
+    assert len(seqs) == MAX_OF_STEP + 1
+    assert (np.diff(seqs) > 0).all()
 
 
 def test_a_receive_from_any_source_is_counted_as_unmatched() -> None:

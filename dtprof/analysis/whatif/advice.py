@@ -20,15 +20,16 @@ from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
 from dtprof.analysis.whatif.run_graph import IMPORTED_PIPELINE, choose_middle, find_obstacle, join_lines
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
+from dtprof.records.reader import Run
 
 MIN_STEPS = 4
 """Of fewer there is no interval worth its name."""
 MAX_RECORDS = 3_072
 """Of the steps that are replayed."""
-MAX_RECORDS_OF_LAG = 1 << 16
-"""Of the steps that are replayed without a straggler: a second of processor time."""
+RECORDS_OF_LAG, MAX_RECORDS_OF_LAG = 1 << 16, 1 << 17
+"""Of the steps that are replayed without a straggler: a second of processor time; two where MIN_STEPS have as many."""
 MAX_READ_ONCE_MORE = 1_500_000
-"""Records of a run that is read once more for that, in two or three seconds."""
+"""Records of a run that is read once more for that, in two or three seconds; of a larger one the newest are read."""
 MAX_SHARE = 1 / 384
 """Of the records of a run that may be replayed where that is more: one costs some ten times what it costs to sum up."""
 
@@ -93,12 +94,22 @@ def _replay_without(
 ) -> Prediction | None:
     """Predict steps without a straggler where too many records kept them from being replayed beside the summary.
 
-    Ranks are read once more, and more records are replayed: for few runs, those with a straggler, and no large ones.
+    Ranks are read once more, and more records are replayed, of a large run the newest: for few runs, those with a
+    straggler.
     """
     events = sum(fact.events for fact in surveys.facts)
-    if events > MAX_READ_ONCE_MORE or find_obstacle(run, surveys, used) or run.manifest.imported == IMPORTED_PIPELINE:
+    few = MIN_STEPS * events / max(1, used.count)
+    if few > MAX_RECORDS_OF_LAG or find_obstacle(run, surveys, used) or run.manifest.imported == IMPORTED_PIPELINE:
         return None
-    first, last = choose_middle(used, surveys, most_records=MAX_RECORDS_OF_LAG)
+    whole = surveys
+    if events > MAX_READ_ONCE_MORE:
+        if not isinstance(run, Run):
+            return None
+        # Twice as many: steps that are not complete are left out, and so is what follows them while caches fill.
+        run = run.only_newest(int(2 * max(RECORDS_OF_LAG, few)))
+        surveys = survey_run(run, newest_ranks(run.folders), executor)
+        used = choose_steps(list(agree_on_rule(surveys.steps).values()))
+    first, last = choose_middle(used, whole, most_records=RECORDS_OF_LAG, fewest=MIN_STEPS)
     if last - first + 1 < MIN_STEPS:
         return None
     collector: _Collector[None] = _Collector(lines=LineCollector(first=first, last=last), details=None)

@@ -43,6 +43,20 @@ def test_the_lag_in_a_large_tensor_parallel_group_is_the_true_gain_and_lies_in_i
     assert found.replayed_slowdown[0] == pytest.approx(step / without, abs=0.05)
 
 
+def test_of_a_large_run_the_newest_steps_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(tp=4, pp=4, microbatches=8, steps=60, layers=1, jitter=0.05, slow={3: 1.6})
+    truth, sound = generate(tmp_path / "run", job), Simulation(dataclasses.replace(job, slow={})).run()
+    monkeypatch.setattr("dtprof.analysis.whatif.advice.MAX_SHARE", 0.0)
+    monkeypatch.setattr("dtprof.analysis.whatif.advice.MAX_READ_ONCE_MORE", 25_000)
+    monkeypatch.setattr("dtprof.analysis.whatif.advice.RECORDS_OF_LAG", 12_000)
+    monkeypatch.setattr("dtprof.records.reader.MIN_OF_EACH", 256)
+    (found,) = summarise_advised(open_run(tmp_path / "run")).stragglers
+    step, without = (float((one.end - one.begin)[1:].mean()) for one in (truth, sound))
+    assert found.lag_ns_per_step is not None
+    assert found.lag_ns_per_step > step - without + MAX_LAG_ERROR * step
+    assert found.replayed_lag_ns_per_step == pytest.approx(step - without, abs=MAX_LAG_ERROR * step)
+
+
 def test_of_a_straggler_that_was_not_replayed_from_its_first_slow_step_on_the_lag_has_no_bounds(tmp_path: Path) -> None:
     job = Job(tp=8, steps=16, layers=2, jitter=0.05, spells=(Spell(ranks=(3,), factor=2.0, first=8),))
     generate(tmp_path / "run", job)
