@@ -26,7 +26,16 @@ from dtprof.records.axis_names import axis_of
 from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.rank_log import device_durations
-from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Group, Manifest, ProcessExit, RankTables, Site
+from dtprof.records.tables import (
+    UNKNOWN_NS,
+    ExceptionRecord,
+    Group,
+    Manifest,
+    ProcessExit,
+    RankTables,
+    Site,
+    ThreadException,
+)
 
 START_NS = 1_000_000_000
 WALL_CLOCK_NS = 1_790_000_000_000_000_000
@@ -62,6 +71,7 @@ class RankBuilder:
     truncated: bool = False
     closed: bool = True
     exceptions: list[ExceptionRecord] = field(default_factory=list)
+    thread_exceptions: list[ThreadException] = field(default_factory=list)
     problems: tuple[str, ...] = ()
     groups: dict[int, Group] = field(default_factory=dict)
     sites: dict[int, Site] = field(default_factory=dict)
@@ -307,6 +317,7 @@ class RankBuilder:
             device_intervals=intervals,
             streams={1: "cuda:0 stream 0", 2: "cuda:0 stream 7"} if len(intervals) else {},
             exceptions=tuple(self.exceptions),
+            thread_exceptions=tuple(self.thread_exceptions),
             ended_ns=max(times) if self.closed else UNKNOWN_NS,
             first_ns=START_NS,
             last_ns=max(times),
@@ -481,11 +492,13 @@ def _strings(rank: RankTables) -> list[dict[str, Any]]:
     entries += [{"k": "thread", "id": i, "name": name, "native_id": i} for i, name in rank.threads.items()]
     entries += [{"k": "sizes", "id": i, "inputs": ins, "outputs": outs} for i, (ins, outs) in rank.sizes.items()]
     entries += [{"k": "feature", "name": name} for name in rank.features]
-    for error in rank.exceptions:
+    for error in (*rank.exceptions, *rank.thread_exceptions):
+        of_thread = {"thread": error.thread} if isinstance(error, ThreadException) else {}
         frame = error.frame and {"file": error.frame.file, "line": error.frame.line, "function": error.frame.function}
         entries.append(
             {
-                "k": "exception",
+                "k": "thread_exception" if of_thread else "exception",
+                **of_thread,
                 "t_ns": error.t_ns,
                 "type": error.type,
                 "message": error.message,

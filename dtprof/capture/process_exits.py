@@ -9,6 +9,7 @@ import multiprocessing.util
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import types
@@ -24,6 +25,8 @@ from dtprof.capture.string_entries import timed_entry
 from dtprof.records import paths, writer
 
 MAX_TRACEBACK = 32_768
+MAX_OF_THREADS = 16
+"""Exceptions of threads that are recorded of a process: a program that starts one for each item may end many."""
 
 
 class ExitWriter:
@@ -36,11 +39,13 @@ class ExitWriter:
         self._owners = owners
         self._pid = os.getpid()
         self._ended = False
+        self._of_threads = 0
 
     @fence.fenced("the exit of this process")
     def install(self) -> None:
         """Chain to the exception hook, and hook the interpreter's exit, also in multiprocessing's children."""
         record_uncaught(self.record_exception)
+        self._watch_threads()
         atexit.register(self.record_end)
         multiprocessing.util.Finalize(self, self.record_end, exitpriority=-100)
 
@@ -49,6 +54,31 @@ class ExitWriter:
         """Write an uncaught exception with the innermost line of the user's code."""
         if os.getpid() != self._pid:
             return
+        self._write("exception", error)
+        if line := self._describe(error):
+            self._recorder.write_entry(line)
+
+    def _watch_threads(self) -> None:
+        """Record the exceptions that end threads beside the main one, then call the hook set before."""
+        previous = threading.excepthook
+
+        def excepthook(ended: threading.ExceptHookArgs, /) -> None:
+            self.record_of_thread(ended)
+            previous(ended)
+
+        threading.excepthook = excepthook
+
+    @fence.fenced("an exception of a thread")
+    def record_of_thread(self, ended: threading.ExceptHookArgs) -> None:
+        """Write the exception that ended a thread; `SystemExit` ends one in order."""
+        error = ended.exc_value
+        if os.getpid() != self._pid or error is None or isinstance(error, SystemExit):
+            return
+        self._of_threads += 1
+        if self._of_threads <= MAX_OF_THREADS:
+            self._write("thread_exception", error, thread=ended.thread.name if ended.thread is not None else "")
+
+    def _write(self, kind: str, error: BaseException, **more: str) -> None:
         frames = traceback.extract_tb(error.__traceback__)
         of_user = [
             f for f in frames if not self._owners.is_tool(f.filename) and not self._owners.is_library(f.filename)
@@ -57,15 +87,14 @@ class ExitWriter:
         text = "".join(traceback.format_exception(error))
         self._recorder.write_entry(
             timed_entry(
-                "exception",
+                kind,
+                **more,
                 type=type(error).__qualname__,
                 message=_message_of(error),
                 traceback=text[-MAX_TRACEBACK:],
                 frame=frame and {"file": frame.filename, "line": frame.lineno, "function": frame.name},
             )
         )
-        if line := self._describe(error):
-            self._recorder.write_entry(line)
 
     @fence.fenced("the exit of this process")
     def record_end(self) -> None:

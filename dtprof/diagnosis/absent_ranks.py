@@ -22,6 +22,7 @@ LIVING_THREAD = (
     "Look at why this rank left its loop before the others; make its helper threads daemons, or join them, so that the "
     "launcher sees its end."
 )
+DEAD_THREAD = "If it waits for what the thread that raised was to bring, have that thread pass its exception on."
 LONG_WORK = (
     "Let it finish, or do not make the others wait: do it before training, share it among the ranks, or raise the "
     "timeout of the group."
@@ -33,18 +34,22 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
     culprits = tuple(sorted(rank.rank for rank in absent))
     first = min(absent, key=lambda rank: rank.rank)
     kind, words, advice, confidence = _what_it_does(first)
+    after = _after_a_thread(first) if kind == "rank-stuck" else ""
     words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
     return Finding(
         kind=kind,
         severity="warning" if kind == "long-operation" else "error",
-        summary=f"{capitalised(culprits)} {words}{seen_at(first)}; {wait_words(waiting)}"
+        summary=f"{capitalised(culprits)} {words}{seen_at(first)}{after}; {wait_words(waiting)}"
         f" for {'it' if len(absent) == 1 else 'them'} in {place}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=confidence,
         culprit_call_sites=places_held_by(absent),
-        evidence=tuple(f"rank {rank.rank}: {observed_words(rank)}" for rank in absent[:8]),
-        advice=(advice,),
+        evidence=(
+            *(f"rank {rank.rank}: {observed_words(rank)}" for rank in absent[:8]),
+            *(words for rank in absent[:8] for words in _ended_threads(rank)),
+        ),
+        advice=(advice, *([DEAD_THREAD] if after else [])),
         is_early=all(is_working(rank) and rank.steps == 0 and bool(rank.open_phases) for rank in absent),
     )
 
@@ -87,6 +92,22 @@ def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
         "Look at the line it is at: input, a lock, a file, a queue.",
         0.9 if seen else 0.6,
     )
+
+
+def _after_a_thread(rank: RankState) -> str:
+    """Return that a thread of a rank had raised before, with the newest exception; empty where none has."""
+    if not rank.thread_exceptions:
+        return ""
+    error = rank.thread_exceptions[-1]
+    return f", after its thread raised {error.type}{at_line(error.frame)}"
+
+
+def _ended_threads(rank: RankState) -> list[str]:
+    return [
+        f"rank {rank.rank}: thread {error.thread or 'of no name'} ended by {error.type}: "
+        f"{error.message.partition(chr(10))[0]}{at_line(error.frame)}"
+        for error in rank.thread_exceptions[-2:]
+    ]
 
 
 def is_working(rank: RankState) -> bool:

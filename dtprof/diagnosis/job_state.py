@@ -32,6 +32,7 @@ from dtprof.records.tables import (
     Pipeline,
     ProcessExit,
     Site,
+    ThreadException,
     WrappedParameters,
 )
 from dtprof.records.user_files import is_user_file
@@ -143,6 +144,7 @@ class RankState(RankOperations):
     host: str
     groups: dict[GroupId, Group] = field(default_factory=dict)
     exceptions: tuple[ExceptionRecord, ...] = ()
+    thread_exceptions: tuple[ThreadException, ...] = ()
     lost_peer: bool | None = None  # the last of them only reports a lost or late peer; None: as its text says
     out_of_memory: tuple[OutOfMemory, ...] = ()
     early_uses: tuple[EarlyUse, ...] = ()

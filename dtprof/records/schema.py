@@ -316,6 +316,8 @@ STRING_ENTRIES = {
     "sizes": "id, inputs, outputs: element counts of an uneven operation, per peer or per tensor",
     "feature": "name: something the job uses: `backend:NAME` of the default group, `ddp`, `layers:sequence_first`",
     "exception": "t_ns, type, message, traceback, frame: an exception that left the program",
+    "thread_exception": "t_ns, thread, type, message, traceback, frame: an exception that ended a thread of this name "
+    "beside the main one; the process lives on",
     "out_of_memory": "t_ns, device, message, live_bytes, held_bytes, largest, allocations: of an exception that says "
     "that memory ran out: what was allocated, what of it parameters, gradients, optimizer state, communication and "
     "other held, which held most, and the largest blocks where torch records them",

@@ -257,6 +257,13 @@ class ExceptionRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThreadException(ExceptionRecord):
+    """An exception that ended a thread beside the main one, and not the process."""
+
+    thread: str  # its name
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
     """Memory by category when an exception reported that it ran out."""
 
@@ -398,6 +405,7 @@ class RankTables:
     device_error_ns: int | None = None  # operations and spans have the times of the device, off by so much at most
     host_lead_ns: int | None = None  # then: from the host's mark until the device reaches it, median
     exceptions: tuple[ExceptionRecord, ...] = ()
+    thread_exceptions: tuple[ThreadException, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
     early_uses: tuple[EarlyUse, ...] = ()
     wrapped_parameters: tuple[WrappedParameters, ...] = ()

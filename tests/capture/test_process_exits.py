@@ -1,11 +1,14 @@
 """Calls that end the process are watched, and stay what they are to everybody else."""
 
+import json
 import pickle
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from dtprof.capture import process_exits
 
 PROGRAM = """
 import os, pickle, signal, sys
@@ -32,6 +35,26 @@ for function in (signal.raise_signal, os.killpg, os.kill):
         pass
 assert marks == [0], marks
 os._exit(23)
+"""
+THREADS = """
+import json, sys, threading
+from dtprof.capture import process_exits
+if "recorded" in sys.argv:
+    class Recorder:
+        entries = []
+        write_entry, close_log = entries.append, staticmethod(lambda: None)
+    class Owners:
+        is_tool = is_library = staticmethod(lambda file: False)
+    writer = process_exits.ExitWriter(Recorder, Owners, lambda error: None)
+    writer.install()
+def work(number):
+    sys.exit(3) if number == 1 else {}["shard %d" % number]
+for number in range(20):
+    thread = threading.Thread(target=work, args=(number,), name="loader-%d" % number)
+    thread.start()
+    thread.join()
+if "recorded" in sys.argv:
+    print("\\n".join(Recorder.entries))
 """
 KILLS = """
 import os, signal, sys
@@ -61,3 +84,19 @@ def test_sigkill_to_itself_is_marked_before_it_strikes(call: str) -> None:
     command = [sys.executable, "-c", KILLS.format(call)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGKILL, "marked\n", "")
+
+
+def test_exceptions_that_end_threads_are_recorded_and_printed_as_ever() -> None:
+    bare, recorded = (
+        subprocess.run([sys.executable, "-c", THREADS, *more], capture_output=True, text=True, check=False, timeout=120)
+        for more in ([], ["recorded"])
+    )
+    assert (recorded.returncode, recorded.stderr) == (bare.returncode, bare.stderr)
+    assert bare.stderr.count("KeyError: 'shard ") == 19
+    rows = [json.loads(line) for line in recorded.stdout.splitlines()]
+    assert len(rows) == process_exits.MAX_OF_THREADS
+    assert [(row["k"], row["thread"], row["type"]) for row in rows[:2]] == [
+        ("thread_exception", "loader-0", "KeyError"),
+        ("thread_exception", "loader-2", "KeyError"),  # sys.exit ends a thread in order
+    ]
+    assert (rows[1]["message"], rows[1]["frame"]["function"]) == ("'shard 2'", "work")

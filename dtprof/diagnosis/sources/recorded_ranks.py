@@ -118,6 +118,7 @@ def _as_hung(tables: RankTables, stopped: tuple[str, int] | None) -> RankTables:
         tables,
         operations=operations,
         spans=spans,
+        thread_exceptions=tuple(error for error in tables.thread_exceptions if error.t_ns <= stopped_ns),
         device_intervals=select(intervals, intervals["row"] < len(operations)),
     )
     if len(operations) == len(tables.operations) and len(spans) == len(tables.spans):
@@ -200,6 +201,7 @@ def rank_state(
         counts=_count_operations(rows, keys, past),
         groups={key: tables.groups[number] for number, key in keys.items()},
         exceptions=tables.exceptions,
+        thread_exceptions=tables.thread_exceptions,
         out_of_memory=tables.out_of_memory,
         early_uses=tables.early_uses,
         wrapped_parameters=tables.wrapped_parameters,

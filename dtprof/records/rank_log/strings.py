@@ -53,6 +53,7 @@ class Strings:
         self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.features: list[str] = []
         self.exceptions: list[tables.ExceptionRecord] = []
+        self.thread_exceptions: list[tables.ThreadException] = []
         self.out_of_memory: list[tables.OutOfMemory] = []
         self.early_uses: dict[int, tuple[tables.EarlyUse, int]] = {}  # and the id of the group
         self.wrapped_parameters: list[tables.WrappedParameters] = []
@@ -123,16 +124,9 @@ class Strings:
         elif kind == "process":
             self.process = row
         elif kind == "exception":
-            frame = row.get("frame")
-            self.exceptions.append(
-                tables.ExceptionRecord(
-                    t_ns=int_or_0(row.get("t_ns")),
-                    type=str(row["type"]),
-                    message=str(row.get("message", "")),
-                    traceback=str(row.get("traceback", "")),
-                    frame=_site(frame) if isinstance(frame, dict) else None,
-                )
-            )
+            self.exceptions.append(tables.ExceptionRecord(**_exception(row)))
+        elif kind == "thread_exception":
+            self.thread_exceptions.append(tables.ThreadException(**_exception(row), thread=str(row.get("thread", ""))))
         elif kind == "out_of_memory":
             self.out_of_memory.append(_out_of_memory(row))
         elif kind == "early_use":
@@ -239,6 +233,7 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "pipelines": strings.pipelines,
         "features": tuple(strings.features),
         "exceptions": tuple(strings.exceptions),
+        "thread_exceptions": tuple(strings.thread_exceptions),
         "out_of_memory": tuple(strings.out_of_memory),
         "early_uses": tuple(
             dataclasses.replace(use, group=groups.get(number)) for use, number in strings.early_uses.values()
@@ -250,6 +245,17 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "snapshots": tuple(strings.snapshots),
         "ended_ns": strings.ended_ns,
         "notes": tuple(strings.notes),
+    }
+
+
+def _exception(row: dict[str, Any]) -> dict[str, Any]:
+    frame = row.get("frame")
+    return {
+        "t_ns": int_or_0(row.get("t_ns")),
+        "type": str(row["type"]),
+        "message": str(row.get("message", "")),
+        "traceback": str(row.get("traceback", "")),
+        "frame": _site(frame) if isinstance(frame, dict) else None,
     }
 
 

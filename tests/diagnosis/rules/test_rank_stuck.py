@@ -11,7 +11,8 @@ from dtprof.diagnosis.stack_groups import PythonState
 from dtprof.diagnosis.verdict import decide
 from dtprof.records import events
 from dtprof.records.schema import FLAG
-from dtprof.records.tables import Site
+from dtprof.records.tables import Site, ThreadException
+from tests.builders import START_NS
 from tests.diagnosis.judging import build_job, found_by, gradients, judge, message, pair, ranks_in_step
 
 
@@ -55,6 +56,30 @@ FAULTY = {
     "long-operation": one_that_writes_a_checkpoint,
 }
 SOUND = one_that_sleeps_and_nobody_waits
+
+
+def test_the_exception_that_ended_a_thread_of_a_stuck_rank_is_named() -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks[1:]:
+        gradients(rank, 3000, done=False)
+    ranks[0].thread_exceptions.append(
+        ThreadException(
+            t_ns=START_NS + 2900,
+            type="ValueError",
+            message="corrupt shard 18\nin detail",
+            traceback="",
+            frame=Site(file="/home/me/train.py", line=55, function="work"),
+            thread="Thread-1 (work)",
+        )
+    )
+    stack = Stack(state="sleeping", cpu_share=0.0, frames=(Site(file="/home/me/train.py", line=60, function="main"),))
+    finding = decide(build_job(ranks, exit_status=None, stacks={0: stack})).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-stuck", (0,))
+    assert "(main), after its thread raised ValueError at /home/me/train.py:55 (work); ranks 1, 2" in finding.summary
+    assert "rank 0: thread Thread-1 (work) ended by ValueError: corrupt shard 18 at /home/me/train.py:55 (work)" in (
+        finding.evidence
+    )
+    assert "pass its exception on" in finding.advice[-1]
 
 
 def test_a_program_that_has_ended_is_named_with_its_last_line_and_not_with_that_of_the_interpreter() -> None:

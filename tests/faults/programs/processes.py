@@ -205,6 +205,39 @@ def one_thread_that_makes_all_calls(rank: int) -> None:
     dist.barrier()
 
 
+@faulty("rank-stuck", 1)
+def a_queue_whose_reader_thread_has_raised(rank: int) -> None:
+    batches: queue.Queue[int] = queue.Queue(maxsize=2)
+
+    def read() -> None:
+        for i in range(8):
+            if rank == 1 and i == 5:
+                raise ValueError("corrupt shard 5")
+            batches.put(i)
+
+    threading.Thread(target=read, daemon=True).start()
+    train(rank, 8, lambda _: batches.get() and None)  # here
+
+
+@healthy()
+def a_queue_whose_reader_thread_hands_its_exception_over(rank: int) -> None:
+    batches: queue.Queue[int | None] = queue.Queue(maxsize=2)
+
+    def read() -> None:
+        try:
+            for i in range(8):
+                if i == 5:
+                    raise ValueError("corrupt shard 5")
+                batches.put(i)
+        finally:
+            batches.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while batches.get() is not None:
+        train(rank, 1)
+    dist.barrier()
+
+
 @healthy()
 def exit_status_0_of_all(rank: int) -> None:
     train(rank, 4)
