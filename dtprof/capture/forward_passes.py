@@ -74,7 +74,6 @@ class Forward:
         """By model: whether a backward pass ran through the graph of its last forward pass in eval mode."""
         self._graph_task: Callable[[], int]
         self._records_gradients: Callable[[], bool]
-        self._layers_of: Callable[[Any], Iterable[Any]]
         self.consumption = Consumption(spans)
         self.roots = Roots(self)
         self.wrappers = LiveObjects()
@@ -91,7 +90,6 @@ class Forward:
 
         self._graph_task = torch._C._current_graph_task_id
         self._records_gradients = torch.is_grad_enabled
-        self._layers_of = torch.nn.Module.modules  # a module may have an attribute of that name
         self.consumption.install(
             torch.Tensor,
             (torch.int64, torch.int32),  # what an embedding takes
@@ -119,7 +117,7 @@ class Forward:
                 return 0
             trains = self._records_gradients()
             if trains and owner not in self._trained_in_eval_mode:
-                self.consumption.see_model(owner, self._layers_of(module))
+                self.consumption.see_model(owner, _layers_of(module))
             if trains and (module.training or _wraps_training(module)):
                 self.consumption.add_inputs(owner, arguments, options)
                 self._trained_in_eval_mode.setdefault(owner, False)  # it has a mode for each
@@ -390,6 +388,13 @@ class Roots:
             self._restore()
             self._restore = None
             self._candidates.clear()
+
+
+def _layers_of(module: Any) -> Iterable[Any]:
+    """Return a module and all in it, by torch's method: a module may have an attribute of that name."""
+    import torch.nn
+
+    return torch.nn.Module.modules(module)
 
 
 def _wraps_training(module: Any) -> bool:
