@@ -131,9 +131,8 @@ def test_of_a_run_of_newest_operations_older_records_are_as_good_as_not_recorded
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_run(write_run(tmp_path / "run", [busy_rank()]))
-    monkeypatch.setattr("dtprof.records.reader.MIN_OF_EACH", NEWEST)
     monkeypatch.setattr("dtprof.records.reader.count_past", None)  # nothing is counted
-    newest = run.only_newest(NEWEST).load(0)
+    newest = run.only_newest(NEWEST, of_each=NEWEST).load(0)
     assert newest.past is None
     assert len(newest.operations) == NEWEST < len(run.load(0).operations)
     assert newest.first_ns == run.load(0).first_ns
