@@ -52,6 +52,8 @@ def test_throughput_is_that_of_the_whole_job(summary: Summary, out: Path) -> Non
         samples_per_s=None,
         tokens_per_step=512,
         samples_per_step=None,
+        mean_tokens_per_s=4096.5,
+        mean_samples_per_s=None,
         first_step=2,
         tokens_per_s_of_steps=(),
         samples_per_s_of_steps=(),

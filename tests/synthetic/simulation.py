@@ -12,6 +12,7 @@ from tests.synthetic.job import WORLD, Event, Job, Truth
 
 CALL_NS = 2_000
 """From the issue of an operation until the call returns."""
+WORK_OF_ITS_OWN = ("data", "checkpoint", "optimizer")
 PARTS = ("compute", "exposed_transfer", "exposed_wait", "bubble", "data", "checkpoint", "optimizer", "host", "idle")
 
 
@@ -161,12 +162,15 @@ class Simulation:
             self._add(stage, name, begin, self.now[stage])
 
     def _account(self, stage: int, part: str, begin: Column, end: Column) -> None:
-        """Count a stretch for a part; what of it lies in the window of the pipeline, outside actions, is bubble."""
+        """Count a stretch for a part; what of it lies in the window of the pipeline, outside actions, is bubble.
+
+        A stage that works for itself there, while others still compute, is in no bubble.
+        """
         if self._deferred is not None:
             self._deferred.append((stage, part, begin, end.copy()))
             return
         length = np.maximum(end - begin, 0)
-        if self._window is not None:
+        if self._window is not None and part not in WORK_OF_ITS_OWN:
             inside = np.clip(np.minimum(end, self._window[1]) - np.maximum(begin, self._window[0]), 0, length)
             self._parts["bubble"][self._step, stage] += inside
             length = length - inside

@@ -180,6 +180,8 @@ def test_a_sequence_has_the_tokens_of_a_step_over_its_samples(
         samples_per_step=samples,
         tokens_per_s=tokens,
         samples_per_s=samples,
+        mean_tokens_per_s=tokens,
+        mean_samples_per_s=samples,
         first_step=2,
         tokens_per_s_of_steps=(),
         samples_per_s_of_steps=(),
