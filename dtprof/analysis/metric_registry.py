@@ -880,6 +880,17 @@ STRAGGLER: tuple[Metric[StragglerResult], ...] = (
         tooltips={"stragglers": "costs_others", "rank_grid": "cost_to_others"},
         prometheus="straggler_seconds",
     ),
+    Metric(
+        name="lag_ns_per_step",
+        unit="ns",
+        better="lower",
+        definition="By how much a step would be shorter with this rank like the others.",
+        section="Stragglers",
+        clock="device",
+        value=attrgetter("lag_ns_per_step"),
+        null="not known",
+        json="stragglers[].lag_ns_per_step",
+    ),
 )
 CALL_SITE: tuple[Metric[CallSiteResult], ...] = _of_communication(
     "call_sites",
