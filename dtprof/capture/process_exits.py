@@ -25,7 +25,7 @@ from dtprof.capture.string_entries import timed_entry
 from dtprof.records import paths, writer
 
 MAX_TRACEBACK = 32_768
-MAX_OF_THREADS = 16
+MAX_THREAD_EXCEPTIONS = 16
 """Exceptions of threads that are recorded of a process: a program that starts one for each item may end many."""
 
 
@@ -39,7 +39,7 @@ class ExitWriter:
         self._owners = owners
         self._pid = os.getpid()
         self._ended = False
-        self._of_threads = 0
+        self._num_thread_exceptions = 0
 
     @fence.fenced("the exit of this process")
     def install(self) -> None:
@@ -63,19 +63,19 @@ class ExitWriter:
         previous = threading.excepthook
 
         def excepthook(ended: threading.ExceptHookArgs, /) -> None:
-            self.record_of_thread(ended)
+            self.record_thread_exception(ended)
             previous(ended)
 
         threading.excepthook = excepthook
 
     @fence.fenced("an exception of a thread")
-    def record_of_thread(self, ended: threading.ExceptHookArgs) -> None:
+    def record_thread_exception(self, ended: threading.ExceptHookArgs) -> None:
         """Write the exception that ended a thread; `SystemExit` ends one in order."""
         error = ended.exc_value
         if os.getpid() != self._pid or error is None or isinstance(error, SystemExit):
             return
-        self._of_threads += 1
-        if self._of_threads <= MAX_OF_THREADS:
+        self._num_thread_exceptions += 1
+        if self._num_thread_exceptions <= MAX_THREAD_EXCEPTIONS:
             self._write("thread_exception", error, thread=ended.thread.name if ended.thread is not None else "")
 
     def _write(self, kind: str, error: BaseException, **more: str) -> None:

@@ -3,6 +3,7 @@
 from dtprof.diagnosis.blocked_ranks import places_held_by, seen_at
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
 from dtprof.diagnosis.job_state import RankState
+from dtprof.diagnosis.known_errors import first_words
 from dtprof.diagnosis.stack_groups import PythonState
 from dtprof.formatting import format_fraction
 from dtprof.records import events
@@ -22,7 +23,7 @@ LIVING_THREAD = (
     "Look at why this rank left its loop before the others; make its helper threads daemons, or join them, so that the "
     "launcher sees its end."
 )
-DEAD_THREAD = "If it waits for what the thread that raised was to bring, have that thread pass its exception on."
+DEAD_THREAD = "If it waits for data from the thread that raised, have that thread pass its exception on."
 LONG_WORK = (
     "Let it finish, or do not make the others wait: do it before training, share it among the ranks, or raise the "
     "timeout of the group."
@@ -34,7 +35,7 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
     culprits = tuple(sorted(rank.rank for rank in absent))
     first = min(absent, key=lambda rank: rank.rank)
     kind, words, advice, confidence = _what_it_does(first)
-    after = _after_a_thread(first) if kind == "rank-stuck" else ""
+    after = _thread_exception_words(first) if kind == "rank-stuck" else ""
     words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
     return Finding(
         kind=kind,
@@ -47,7 +48,7 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
         culprit_call_sites=places_held_by(absent),
         evidence=(
             *(f"rank {rank.rank}: {observed_words(rank)}" for rank in absent[:8]),
-            *(words for rank in absent[:8] for words in _ended_threads(rank)),
+            *(words for rank in absent[:8] for words in _describe_thread_exceptions(rank)),
         ),
         advice=(advice, *([DEAD_THREAD] if after else [])),
         is_early=all(is_working(rank) and rank.steps == 0 and bool(rank.open_phases) for rank in absent),
@@ -94,7 +95,7 @@ def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
     )
 
 
-def _after_a_thread(rank: RankState) -> str:
+def _thread_exception_words(rank: RankState) -> str:
     """Return that a thread of a rank had raised before, with the newest exception; empty where none has."""
     if not rank.thread_exceptions:
         return ""
@@ -102,10 +103,10 @@ def _after_a_thread(rank: RankState) -> str:
     return f", after its thread raised {error.type}{at_line(error.frame)}"
 
 
-def _ended_threads(rank: RankState) -> list[str]:
+def _describe_thread_exceptions(rank: RankState) -> list[str]:
     return [
         f"rank {rank.rank}: thread {error.thread or 'of no name'} ended by {error.type}: "
-        f"{error.message.partition(chr(10))[0]}{at_line(error.frame)}"
+        f"{first_words(error.message)}{at_line(error.frame)}"
         for error in rank.thread_exceptions[-2:]
     ]
 

@@ -94,7 +94,7 @@ def test_exceptions_that_end_threads_are_recorded_and_printed_as_ever() -> None:
     assert (recorded.returncode, recorded.stderr) == (bare.returncode, bare.stderr)
     assert bare.stderr.count("KeyError: 'shard ") == 19
     rows = [json.loads(line) for line in recorded.stdout.splitlines()]
-    assert len(rows) == process_exits.MAX_OF_THREADS
+    assert len(rows) == process_exits.MAX_THREAD_EXCEPTIONS
     assert [(row["k"], row["thread"], row["type"]) for row in rows[:2]] == [
         ("thread_exception", "loader-0", "KeyError"),
         ("thread_exception", "loader-2", "KeyError"),  # sys.exit ends a thread in order

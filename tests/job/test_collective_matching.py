@@ -82,7 +82,7 @@ def test_messages_meet_by_sender_receiver_tag_and_order() -> None:
 
 
 def test_messages_of_logs_without_their_beginning_meet_by_step_and_order_in_it() -> None:
-    # The log of the sender begins within step 3, that of the receiver before it: of step 3 not all can be told.
+    # The sender's log begins in the middle of step 3, the receiver's before it: messages of step 3 cannot be matched.
     sender, receiver = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2)
     for step, start in ((3, 20), (4, 30), (4, 40), (5, 50)):
         sender.op("send", start, start + 1, peer=1, step=step)

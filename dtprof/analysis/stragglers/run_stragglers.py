@@ -58,7 +58,7 @@ def search_stragglers(run: SurveyedRun, executor: Executor) -> RunStragglers:
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
     width = bin_width(used.last - used.first + 1, len(surveys.facts))
-    parts = part_ranks(run, surveys, used=used, steps=steps, windows=None)  # waits are told without bubbles
+    parts = part_ranks(run, surveys, used=used, steps=steps, windows=None)  # waits do not depend on bubbles
     tasks = (WaitTask(**vars(part.task), width=width) for part in parts)
     waits = [own for found in map_tasks(executor, collect_part, tasks if used.known else ()) for own in found]
     found, _ = name_stragglers(run, surveys, waits, used=used, nodes=read_device_nodes(run, surveys.facts))

@@ -29,7 +29,7 @@ MAX_RECORDS = 3_072
 RECORDS_OF_LAG, MAX_RECORDS_OF_LAG = 1 << 16, 1 << 17
 """Of the steps that are replayed without a straggler: a second of processor time; two where MIN_STEPS have as many."""
 MAX_READ_ONCE_MORE = 1_500_000
-"""Records of a run that is read once more for that, in two or three seconds; of a larger one the newest are read."""
+"""Records up to which a run is read a second time as a whole, in two or three seconds; else its newest are read."""
 MAX_SHARE = 1 / 384
 """Of the records of a run that may be replayed where that is more: one costs some ten times what it costs to sum up."""
 
@@ -94,8 +94,8 @@ def _replay_without(
 ) -> Prediction | None:
     """Predict steps without a straggler where too many records kept them from being replayed beside the summary.
 
-    Ranks are read once more, and more records are replayed, of a large run the newest: for few runs, those with a
-    straggler.
+    Only runs with a straggler pay for this: their ranks are read a second time, of a large run only the newest records,
+    and more records are replayed.
     """
     events = sum(fact.events for fact in surveys.facts)
     few = MIN_STEPS * events / max(1, used.count)

@@ -51,7 +51,7 @@ def find_unmatched(case: Case) -> Iterator[Finding]:
         )
         facts = [f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}", f"rank {peer.rank} {doing}"]
         facts += [f"rank {r} waits in {message_words(o)}{at_line(o.site)}" for r, o in others.items()]
-        needed = "receive" if mine.op == "send" else "send"
+        needed = _needed_for(mine)
         if {wait.rank, peer.rank} <= set(case.cycle) and _posts_later(job, operation, needed):
             yield _late_finding(job, wait, peer.rank, needed)
             continue
@@ -95,7 +95,7 @@ def find_omitted(case: Case) -> Iterator[Finding]:
                 continue
             if rank in newly_held and wait.rank not in newly_held:
                 continue  # it is held by a message of its own that it never made before: a consequence
-            needed = "receive" if mine.op == "send" else "send"
+            needed = _needed_for(mine)
             if stuck is not None and _is_new_line(job.ranks[rank], stuck) and _follows(job, stuck, needed):
                 continue  # it makes it after a message that it never awaited there before: an order of its own
             if gone_on := _gone_on_after_as_many(job, wait, rank, stuck):
@@ -135,10 +135,10 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
     for wait in case.unmet_messages[:MAX_ASKED]:
         mine = wait.operation
         for peer in (job.ranks[r] for r in wait.awaited[:MAX_ASKED] if r in job.ranks and job.ranks[r].finished):
-            needed = "receive" if mine.op == "send" else "send"
+            needed = _needed_for(mine)
             if (place := _find_left_out(peer, of=mine, rank=wait.rank)) is None:
                 if (full := _find_full_round(job, peer, mine)) is not None:
-                    yield explain(_one_short(job, wait, peer, full, needed), left)
+                    yield explain(_one_short(job, wait, peer, full), left)
                     return
                 continue
             usual, instead = place
@@ -160,6 +160,11 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
             return
 
 
+def _needed_for(message: Operation) -> str:
+    """Return which key of CALLS names the other end of a message."""
+    return "receive" if message.op == "send" else "send"
+
+
 def _find_full_round(job: JobState, peer: RankState, mine: Operation) -> RankState | None:
     """Return a rank that came to its end after one message more at a line than the peer, in a loop inside a loop.
 
@@ -179,8 +184,8 @@ def _find_full_round(job: JobState, peer: RankState, mine: Operation) -> RankSta
     return job.ranks[full] if full is not None else None
 
 
-def _one_short(job: JobState, wait: Wait, peer: RankState, full: RankState, needed: str) -> Finding:
-    mine = wait.operation
+def _one_short(job: JobState, wait: Wait, peer: RankState, full: RankState) -> Finding:
+    mine, needed = wait.operation, _needed_for(wait.operation)
     found = message_finding(
         "p2p-unmatched",
         f"Rank {peer.rank} made one {needed} less than rank {full.rank}{at_line(mine.site)}, which ended as well: "
