@@ -19,7 +19,6 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -572,6 +571,8 @@ def stages_of_a_schedule_with_as_many_microbatches(rank: int) -> None:
 
 @faulty("rank-skipped-collective", 2)
 def an_optimizer_state_that_one_rank_does_not_give(rank: int) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = classifier()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
     for step in range(6):
@@ -590,6 +591,8 @@ def an_optimizer_state_that_one_rank_does_not_give(rank: int) -> None:
 
 @healthy()
 def an_optimizer_state_that_all_give(rank: int) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = classifier()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
     for step in range(6):
