@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from benchmarks.pairs import show, spread
+from benchmarks.pairs import run_alone, show, spread
 
 SIZES = os.environ.get("BENCHMARK_SIZES", "8x152000,1024x20000,16384x500")
 REPEATS = int(os.environ.get("BENCHMARK_REPEATS", "5"))
@@ -133,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_alone(main, __doc__)

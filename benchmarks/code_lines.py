@@ -3,9 +3,9 @@
 python -m benchmarks.code_lines [FOLDER...]      # default: dtprof reference_trainer
 """
 
+import argparse
 import ast
 import io
-import sys
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -44,7 +44,9 @@ def count_by_folder(roots: list[Path]) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    found = count_by_folder([Path(name) for name in sys.argv[1:] or ("dtprof", "reference_trainer")])
-    for folder, count in sorted(found.items()):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.code_lines", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", default=["dtprof", "reference_trainer"])
+    counts = count_by_folder([Path(folder) for folder in parser.parse_args().folders])
+    for folder, count in sorted(counts.items()):
         print(f"{count:7,}  {folder}")
-    print(f"{found.total():7,}  all")
+    print(f"{counts.total():7,}  all")

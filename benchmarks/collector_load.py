@@ -237,5 +237,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    print(pairs.machine())
-    measure(*(int(argument) for argument in sys.argv[1:5])) if len(sys.argv) == 5 else main()
+    if len(sys.argv) == 5:
+        measure(*map(int, sys.argv[1:]))
+    else:
+        pairs.run_alone(main, __doc__)

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.analysis_speed import generate
-from benchmarks.pairs import show
+from benchmarks.pairs import run_alone, show
 
 RANKS, EVENTS = 8, 152_000
 REPEATS = int(os.environ.get("BENCHMARK_REPEATS", "3"))
@@ -59,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_alone(main, __doc__)

@@ -127,4 +127,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["write"]:
         write_dumps(Path(sys.argv[2]), int(sys.argv[3]))
     else:
-        main()
+        pairs.run_alone(main, __doc__)

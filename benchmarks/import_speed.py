@@ -125,4 +125,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["write"]:
         write_traces(Path(sys.argv[2]), shape_of(int(sys.argv[3]), int(sys.argv[4])))
     else:
-        main()
+        pairs.run_alone(main, __doc__)

@@ -1,8 +1,10 @@
 """Measure two variants in turn, A B A B ..., and say how they differ."""
 
+import argparse
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,16 @@ class Comparison:
     def ratios(self) -> list[float]:
         """B over A, pair by pair."""
         return [b / a for a, b in zip(self.a, self.b, strict=True)]
+
+
+def run_alone(measure: Callable[[], None], description: str | None) -> None:
+    """Run one benchmark as `python -m benchmarks.NAME`; its only option is --help, which prints the description."""
+    argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
+    measure()
 
 
 def in_turn(a: Callable[[], float], b: Callable[[], float], *, pairs: int, unit: str) -> Comparison:

@@ -185,4 +185,7 @@ def _join(folder: Path, placement: Placement, number: int) -> None:
 
 
 if __name__ == "__main__":
-    work(Path(os.environ[FOLDER]))
+    if FOLDER in os.environ:
+        work(Path(os.environ[FOLDER]))
+    else:
+        pairs.run_alone(main, __doc__)

@@ -1,13 +1,16 @@
-"""Kept results of benchmarks: what became slower beyond noise, on one machine."""
+"""Benchmarks: their kept results, and what became slower beyond noise on one machine; their help."""
 
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import benchmarks
 from benchmarks import history
-from benchmarks.__main__ import main
+from benchmarks.__main__ import ALL, main
+from benchmarks.pairs import run_alone
 
 
 def results(seed: int, slower: float = 1.0, count: int = 12, machine: str = "a processor, 2 cores") -> history.Results:
@@ -65,3 +68,22 @@ def test_kept_values_are_those_that_a_benchmark_shows(
     kept = history.this_state()
     assert kept.figures == {"summary: processor time [s]": [1.0, 2.0, 3.0], "step: recorded over bare [ms]": [2.0, 1.5]}
     assert len(kept.commit) >= 7
+
+
+def test_the_help_of_a_benchmark_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+    for word, status in (("--help", 0), ("--hlep", 2)):
+        monkeypatch.setattr(sys, "argv", ["benchmarks/startup.py", word])
+        with pytest.raises(SystemExit) as ended:
+            run_alone(lambda: measured.append("all"), "How long a command takes.")
+        assert ended.value.code == status
+    assert not measured
+    assert "usage: python -m benchmarks.startup [-h]\n\nHow long a command takes." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_benchmark_runs_alone_with_help(name: str) -> None:
+    source = (Path(benchmarks.__file__).parent / f"{name}.py").read_text(encoding="utf-8")
+    assert source.rstrip().endswith("run_alone(main, __doc__)")

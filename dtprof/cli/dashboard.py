@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from dtprof import settings
+from dtprof.cli.run_argument import no_run_error
 from dtprof.typed_quantities import parse_port
 
 DEFAULT_PORT = 8265
@@ -33,7 +34,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "path",
         type=Path,
         nargs="?",
-        default=Path(settings.RUNS),
         metavar="RUN",
         help=f"run directory, or a folder of runs (default: {settings.RUNS})",
     )
@@ -55,11 +55,22 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from dtprof.session.live_views import serve_pages
 
+    store = Path(settings.RUNS)
+    if arguments.path is None and not store.is_dir():
+        raise no_run_error("dashboard")
     port = parse_port(arguments.port, option="--port", example=DEFAULT_PORT)
 
-    def announce(address: str) -> None:
+    def announce(address: str, num_runs: int) -> None:
         print(address, flush=True)
         print("dtprof: open it in a browser; Ctrl-C ends it, the job does not notice", file=sys.stderr, flush=True)
+        if not num_runs:
+            print("dtprof: no run is here yet; record one with dtprof run -- COMMAND", file=sys.stderr, flush=True)
 
-    serve_pages(arguments.path, host=arguments.host, port=port, dashboards=arguments.dashboard or (), announce=announce)
+    serve_pages(
+        arguments.path or store,
+        host=arguments.host,
+        port=port,
+        dashboards=arguments.dashboard or (),
+        announce=announce,
+    )
     return 0

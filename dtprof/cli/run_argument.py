@@ -33,12 +33,17 @@ def fill_in(arguments: argparse.Namespace) -> None:
         return
     newest = _newest(Path(settings.RUNS))
     if newest is None:
-        raise UsageError(
-            f"no run was named, and {settings.RUNS}/ of this folder holds none; expected the directory of a run: "
-            f"dtprof {arguments.command} RUN, or record one with dtprof run -- COMMAND"
-        )
+        raise no_run_error(arguments.command)
     print(f"dtprof: the newest run, {newest}", file=sys.stderr)
     setattr(arguments, name, [newest] if name == "paths" else newest)
+
+
+def no_run_error(command: str) -> UsageError:
+    """Return the error of a command that was given no run, in a folder that has none."""
+    return UsageError(
+        f"no run was named, and {settings.RUNS}/ of this folder holds none; expected the directory of a run: "
+        f"dtprof {command} RUN, or record one with dtprof run -- COMMAND"
+    )
 
 
 def _newest(store: Path) -> Path | None:

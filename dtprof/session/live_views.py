@@ -36,14 +36,14 @@ def watch_on_terminal(path: Path, *, once: bool) -> bool:
 
 
 def serve_pages(
-    path: Path, *, host: str, port: int, dashboards: Sequence[str] = (), announce: Callable[[str], None]
+    path: Path, *, host: str, port: int, dashboards: Sequence[str] = (), announce: Callable[[str, int], None]
 ) -> None:
     """Serve the pages of a run, or of all runs in a folder, until Ctrl-C.
 
     Parameters:
         port: 0 for any that is free.
         dashboards: pages by name or file; none: all that have something to show.
-        announce: called with the address once it can be opened.
+        announce: called once the pages can be opened, with their address and the number of runs.
 
     Raises:
         NotARunError: there is no run.
@@ -78,13 +78,14 @@ def serve_pages(
         return Feed(run_directory, pages=choose, diagnose=diagnose)
 
     runs = Runs(folder, make_feed)
-    if not runs.entries() and (runs.is_one or not folder.is_dir()):
+    num_runs = len(runs.entries())
+    if not num_runs and (runs.is_one or not folder.is_dir()):
         open_run(folder, IN_THIS_PROCESS)  # says what is wrong
     # Whoever reaches another address than loopback must know the token.
     token = None if is_loopback(host) else secrets.token_urlsafe(16)
     with listen(host, port) as listening:
         query = f"?token={token}" if token else ""
-        announce(f"http://{address_of(listening, host)}/{query}")
+        announce(f"http://{address_of(listening, host)}/{query}", num_runs)
         try:
             serve(make_app(runs, token=token), listening)
         finally:

@@ -19,7 +19,7 @@ def runs_text(runs: Sequence[RunFacts], *, with_steps: bool = False) -> str:
         with_steps: with the median step of each and its change against the run of the same command before.
     """
     if not runs:
-        return "no run matches"
+        return "no run matches; record one with dtprof run -- COMMAND"
     changes = step_changes(runs) if with_steps else {}
     users = len({run.user for run in runs}) > 1
     head = ["started", "run", *(["user"] if users else []), "outcome", "ranks", "hosts", "took", "size"]
