@@ -62,6 +62,15 @@ class JobSnapshot:
         return self.progress.state == Progress.STALLED
 
     @property
+    def goes_well(self) -> bool:
+        """Say whether all ranks run and make progress, and no mismatch has been reported."""
+        return (
+            self.progress.state == Progress.PROGRESSING
+            and not self.mismatches
+            and all(rank.is_running for rank in self.ranks)
+        )
+
+    @property
     def step(self) -> int:
         """Steps that all running ranks had ended."""
         running = [rank.step for rank in self.ranks if rank.is_running] or [rank.step for rank in self.ranks]

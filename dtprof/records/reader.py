@@ -21,7 +21,7 @@ from dtprof.records.nodes.host_clocks import HostClock, host_clocks
 from dtprof.records.nodes.node_memory import read_node_memory
 from dtprof.records.nodes.node_reader import NodeSamples, read_node_samples
 from dtprof.records.rank_log import device_durations, dropped_totals
-from dtprof.records.rank_log.counted_segments import count_past, find_newest, read_heads
+from dtprof.records.rank_log.counted_segments import KnownCounts, count_past, find_newest, read_heads
 from dtprof.records.rank_log.ddp_buckets import label_buckets
 from dtprof.records.rank_log.segments import (
     ITEM_SIZES,
@@ -63,6 +63,7 @@ class Run:
     cache: RankCache | None = None  # of the newest attempts; None: ranks are read each time
     newest: int | None = None  # operations of all ranks together to read, where the program counts steps; None: all
     newest_of_each: int = MIN_OF_EACH  # of each rank then, at least
+    counts: KnownCounts | None = None  # of older records, from one reading of a running job to the next
 
     @property
     def name(self) -> str:
@@ -108,7 +109,7 @@ class Run:
         if attempt is None and self.cache is not None and rank in self.cache.tables:
             return self.cache.tables[rank]
         number, folder = self._folder(rank, attempt)
-        newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=of_each)
+        newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=of_each, counts=self.counts)
         if newest is None:
             return self.load(rank, attempt)
         if attempt is None and self.cache is not None and newest.counts_steps:
@@ -461,12 +462,20 @@ class NewestOperations:
 
 
 def read_newest(
-    folder: Path, *, rank: int, attempt: int, of_all: int, of_each: int, counts_rest: bool = True
+    folder: Path,
+    *,
+    rank: int,
+    attempt: int,
+    of_all: int,
+    of_each: int,
+    counts_rest: bool = True,
+    counts: KnownCounts | None = None,
 ) -> NewestOperations | None:
     """Read the newest operations of a rank folder with a long log, and count the rest.
 
     Parameters:
         counts_rest: False where what came before is as good as not recorded: then there is no `past`.
+        counts: what was counted before, of this log among others; None: all is counted.
 
     Returns:
         None where the log is short, or older segments hold damage or failed operations: then read it whole.
@@ -490,7 +499,7 @@ def read_newest(
     if not counts_rest:
         older = list(read_heads(files[: cut.segment]))
     else:
-        counted = count_past(files[: cut.segment], cut, newest, strings.canonical_ops())
+        counted = count_past(files[: cut.segment], cut, newest, strings.canonical_ops(), counts)
         if counted is None:
             return None
         past, spans, older = counted

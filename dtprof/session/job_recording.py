@@ -87,9 +87,9 @@ def compare_while_running(records: "Subscription") -> comparison_thread.Compare:
 def diagnose_stalled(run: Path) -> hang_watcher.StallVerdict:
     """Return the verdict on a job that has made no progress for the stall threshold."""
     from dtprof.report.text.verdict_text import verdict_text
-    from dtprof.session.run_diagnosis import diagnose_run
+    from dtprof.session.run_diagnosis import diagnose_running
 
-    verdict = diagnose_run(run, in_a_hurry=True, is_stalled=True)
+    verdict = diagnose_running(run, is_stalled=True)
     return hang_watcher.StallVerdict(
         # A rank that raised may live on, in a thread that does not end, and its launcher wait for it.
         is_hang=verdict.outcome in ("hang", "crash"),
@@ -122,10 +122,10 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
             named = list_ranks(missing).split(maxsplit=1)[1]
             job_launch.say(f"these ranks of {world_size} left no record: {named} ({WHY_UNARMED})")
     if end.status != 0 and (world_size or waited):
-        from dtprof.session.run_diagnosis import diagnose_run
+        from dtprof.session.run_diagnosis import diagnose_running
         from dtprof.session.run_lists import keep_verdict
 
-        verdict = diagnose_run(run, in_a_hurry=True)
+        verdict = diagnose_running(run)
         keep_verdict(run, verdict)
         if verdict.faults and not end.stopped_by_us:
             job_launch.say(verdict.faults[0].summary)

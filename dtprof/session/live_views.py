@@ -53,11 +53,12 @@ def serve_pages(
     from dtprof.diagnosis.findings import Verdict
     from dtprof.monitor.web.page_feed import Feed
     from dtprof.monitor.web.web_server import Runs, is_loopback, listen, make_app
+    from dtprof.records.rank_log.counted_segments import KnownCounts
     from dtprof.report.figures.figure_source import Source
     from dtprof.report.pages import page_dashboard, page_panels
     from dtprof.report.pages.page_dashboard import Dashboard
     from dtprof.session.calm_server import address_of, serve
-    from dtprof.session.run_diagnosis import diagnose_run
+    from dtprof.session.run_diagnosis import diagnose_run, diagnose_running
 
     folder = remote.folder_here(path, purpose="dtprof dashboard follows files as a job writes them").resolve()
     valid = page_panels.panel_names()
@@ -70,11 +71,14 @@ def serve_pages(
     def choose(source: Source) -> Sequence[Dashboard]:
         return named or load(frozenset(source.available))
 
-    def diagnose(run_directory: Path, summary: Summary | None) -> Verdict:
-        """Beside a job that runs, compare its newest operations, and take stragglers from the summary of the pages."""
-        return diagnose_run(run_directory, summary=summary, in_a_hurry=summary is not None)
-
     def make_feed(run_directory: Path) -> Feed:
+        counts = KnownCounts()
+
+        def diagnose(path: Path, summary: Summary | None, *, goes_well: bool) -> Verdict:
+            if summary is None:
+                return diagnose_run(path)
+            return diagnose_running(path, summary=summary, goes_well=goes_well, counts=counts)
+
         return Feed(run_directory, pages=choose, diagnose=diagnose)
 
     runs = Runs(folder, make_feed)

@@ -18,6 +18,7 @@ from dtprof.diagnosis.sources.recorded_ranks import RankRead, read_ranks
 from dtprof.diagnosis.sources.recorded_run import HostState, collect, collect_attempt, exit_of
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.records import reader, writer
+from dtprof.records.rank_log.counted_segments import KnownCounts
 from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, executor_for, open_run
 from dtprof.session.process_liveness import is_alive
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
 
 _Fact = TypeVar("_Fact")
+CALM_OPERATIONS = 20_000
+"""Of all ranks together that are compared, time and again, while a job goes well."""
 RECENT_SHARES = (8, 64, 512)
 """One part in so many of a running job's records is searched for a rank that has become slow."""
 RECENT_EVENTS = 16
@@ -42,28 +45,51 @@ def diagnose_run(
     engine: Engine = IN_THIS_PROCESS,
     *,
     summary: "Summary | None" = None,
-    in_a_hurry: bool = False,
-    is_stalled: bool = False,
     beside: Sequence[JobState] = (),
 ) -> Verdict:
     """Return the verdict on a run directory; stragglers are looked for by the engine, or are those of its summary.
 
     Facts of other sources about the same job (`beside`) are joined with the records before the rules read them.
 
-    In a hurry, beside a running job, stragglers are those of the summary that is given and fewer operations are
-    compared: however long the job has run, the verdict takes seconds. A caller that has seen the job stall says so.
-
     Raises:
         NotARunError: the path holds no run.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    known = None if summary is None else lambda: stragglers_of(summary)
+    known = _known_stragglers(summary)
     opened = open_run(path, engine)
     with executor_for(engine, opened) as executor:
         run = at_hand(opened, executor)
-        if in_a_hurry:
-            return diagnose_opened(run, known, executor, newest=recorded_ranks.MAX_OPERATIONS, is_stalled=is_stalled)
         return diagnose_opened(run, known or (lambda: _search(run, executor)), executor, beside=beside)
+
+
+def diagnose_running(
+    path: Path,
+    *,
+    summary: "Summary | None" = None,
+    is_stalled: bool = False,
+    goes_well: bool = False,
+    counts: KnownCounts | None = None,
+) -> Verdict:
+    """Return the verdict on a job that runs, or has just ended: however long it ran, in seconds.
+
+    Its newest operations are compared, and no other stragglers are looked for than those of the summary.
+
+    Parameters:
+        summary: of the newest steps.
+        is_stalled: the caller has seen the job stall.
+        goes_well: the caller has seen nothing wrong: then fewer operations do.
+        counts: of older records, kept from one verdict to the next; None: they are counted anew.
+
+    Raises:
+        NotARunError: the path holds no run.
+    """
+    run = replace(reader.open_run(path), counts=counts)
+    newest = CALM_OPERATIONS if goes_well else recorded_ranks.MAX_OPERATIONS
+    return diagnose_opened(run, _known_stragglers(summary), newest=newest, is_stalled=is_stalled)
+
+
+def _known_stragglers(summary: "Summary | None") -> Callable[[], facts.Stragglers] | None:
+    return None if summary is None else lambda: stragglers_of(summary)
 
 
 def diagnose_opened(
@@ -102,7 +128,7 @@ def _diagnose_attempts(
         find_stragglers=find_stragglers,
     )
     last = judge(merge([evidence, *beside]))
-    # In a hurry, the summary is that of the newest steps already.
+    # Beside a running job, the summary is that of the newest steps already.
     is_whole = find_stragglers is not None and newest is None
     if is_whole and not last.verdict.findings and not run.manifest.ended_realtime_ns:
         last = _judge_newest(run, executor, evidence, beside) or last

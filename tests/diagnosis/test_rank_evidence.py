@@ -1,6 +1,8 @@
 """Of a long log only the newest segments are read whole: what the rules look at is the same as if all were."""
 
-from collections.abc import Callable
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from dtprof.diagnosis.job_state import RankState
 from dtprof.diagnosis.sources import recorded_ranks
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records import events, paths, schema
+from dtprof.records.rank_log import counted_segments
 from dtprof.records.rank_log.archive import archive_segment
 from dtprof.records.reader import Run, open_run
 from dtprof.records.tables import RankTables
@@ -71,7 +74,8 @@ def load_newest(run: Run) -> RankTables:
 def archive_all_but_the_newest(run: Path) -> None:
     """Do what the launcher does while the job runs."""
     for segment in paths.segment_files(run / paths.rank_folder_name(0, 0))[:-1]:
-        archive_segment(segment)
+        if not paths.is_archive(segment):
+            archive_segment(segment)
 
 
 @pytest.mark.parametrize("archived", [False, True])
@@ -119,6 +123,41 @@ def test_what_was_long_ago_is_counted(tmp_path: Path) -> None:
     assert own.longest_gap_ns == 1 * S - 2 * MS, (
         "from the all_reduce of step 19, 4 ms after its begin, to the next send"
     )
+
+
+def test_what_was_counted_of_a_running_job_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path / "whole", [busy_rank()]) / paths.rank_folder_name(0, 0)
+    segments = paths.segment_files(folder)
+    growing = write_run(tmp_path / "run", [busy_rank()])
+    there = growing / paths.rank_folder_name(0, 0)
+    for segment in paths.segment_files(there):
+        segment.unlink()
+    opened: list[str] = []
+
+    def read(file: Path, columns: Sequence[str]) -> object:
+        opened.append(file.name)
+        return read_columns(file, columns)
+
+    read_columns = counted_segments._read
+    monkeypatch.setattr(counted_segments, "_read", read)
+    known = counted_segments.KnownCounts()
+    times = Counter[str]()
+    for segment in segments:
+        shutil.copy(segment, there)
+        archive_all_but_the_newest(growing)
+        run = replace(open_run(growing), counts=known)
+        opened.clear()
+        found = load_newest(run).past
+        times.update(set(opened))
+        anew = load_newest(replace(run, counts=None)).past
+        if anew is None:
+            assert found is None, "the log is short"
+            continue
+        assert found is not None
+        assert found.counts.items() >= anew.counts.items(), "positions of other groups are in newer records"
+        assert replace(found, counts=anew.counts) == anew
+    assert set(times.values()) == {1}
+    assert len(times) > len(segments) / 2
 
 
 def test_a_short_log_is_read_whole_and_kept(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dtprof.monitor.web.page_feed import DIAGNOSE_EVERY_S, REFRESH_EVERY_S, REFR
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import Dashboard, load_report
 from dtprof.report.pages.page_panels import Document, panel_names, render_page
-from dtprof.session.run_diagnosis import diagnose_run
+from dtprof.session.run_diagnosis import diagnose_run, diagnose_running
 from tests import builders
 from tests.builders import RankBuilder
 from tests.monitor.test_live_run import MS, two_ranks
@@ -46,16 +46,23 @@ def done_at_once(work: Callable[[], Result], /) -> Future[Result]:
     return future
 
 
+def diagnose_followed(run: Path, summary: Summary | None, /, *, goes_well: bool) -> Verdict:
+    """Diagnose a run as `dtprof dashboard` does."""
+    if summary is None:
+        return diagnose_run(run)
+    return diagnose_running(run, summary=summary, goes_well=goes_well)
+
+
 def feed_of(
     run: Path,
     clock: Callable[[], float],
     cpu: Callable[[], float] | None = None,
-    diagnose: DiagnoseRun = lambda run, summary: diagnose_run(run, summary=summary),
+    diagnose: DiagnoseRun | None = None,
 ) -> Feed:
     return Feed(
         run,
         pages=lambda source: load_report(panel_names(), available=source.available),
-        diagnose=diagnose,
+        diagnose=diagnose or diagnose_followed,
         clock=clock,
         cpu=cpu or clock,
         begin=done_at_once,
@@ -161,29 +168,28 @@ def test_job_that_hangs_is_diagnosed_though_no_rank_moves(tmp_path: Path) -> Non
     clock = Clock()
     diagnosed = []
 
-    def diagnose(path: Path, summary: Summary | None) -> Verdict:
-        diagnosed.append(clock.now)
-        return diagnose_run(path, summary=summary)
+    def diagnose(path: Path, summary: Summary | None, /, *, goes_well: bool) -> Verdict:
+        diagnosed.append(goes_well)
+        return diagnose_followed(path, summary, goes_well=goes_well)
 
     feed = feed_of(run, clock, diagnose=diagnose)
     feed.since(0)
-    assert len(diagnosed) == 1
+    assert diagnosed == [True]
     clock.now += 1
     feed.since(0)
-    assert len(diagnosed) == 1
+    assert diagnosed == [True]
     clock.now += HANG_AFTER_S
     alarms = feed.since(0)["status"]["alarms"]
     assert alarms[0].startswith("stalled: no rank has made progress for")
-    assert len(diagnosed) == 2
+    assert diagnosed == [True, False]
 
 
 def test_verdict_is_renewed_between_drawings_and_another_one_has_the_pages_drawn(tmp_path: Path) -> None:
     run = running(two_ranks(8), tmp_path / "run")
     clock, outcomes = Clock(), ["healthy"]
 
-    def diagnose(path: Path, summary: Summary | None) -> Verdict:
-        assert summary is not None, "the job runs"
-        return replace(diagnose_run(path, summary=summary), outcome=outcomes[-1])
+    def diagnose(path: Path, summary: Summary | None, /, *, goes_well: bool) -> Verdict:
+        return replace(diagnose_followed(path, summary, goes_well=goes_well), outcome=outcomes[-1])
 
     feed = feed_of(run, clock, Clock(), diagnose=diagnose)
     version = feed.since(0)["version"]

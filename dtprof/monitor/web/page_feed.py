@@ -52,8 +52,16 @@ Pages = Callable[[Source], Sequence[Dashboard]]
 Result = TypeVar("Result")
 
 
-DiagnoseRun = Callable[[Path, Summary | None], Verdict]
-"""Returns the verdict of a run; the summary is that of the newest steps of a job that runs, None where it has ended."""
+class DiagnoseRun(Protocol):
+    """Returns the verdict of a run."""
+
+    def __call__(self, run: Path, summary: Summary | None, /, *, goes_well: bool) -> Verdict:
+        """Diagnose the run.
+
+        Parameters:
+            summary: of the newest steps of a job that runs; None where it has ended.
+            goes_well: all ranks run and make progress, as far as the pages know.
+        """
 
 
 class Begin(Protocol):
@@ -263,7 +271,7 @@ class Feed:
         is_due = self._diagnose_interval.is_due and not snapshot.has_ended and self._drawing is None
         if self._diagnosing is None and is_due and summary is not None:
             self._diagnosis_started = _AsOf(step=snapshot.step, at=self._clock())
-            self._diagnosing = self._begin(self._to_diagnose(summary))
+            self._diagnosing = self._begin(self._to_diagnose(summary, snapshot))
         if self._diagnosing is None or not self._diagnosing.done():
             return
         finished, self._diagnosing = self._diagnosing, None
@@ -276,10 +284,11 @@ class Feed:
         self._has_new_verdict |= self._verdict is None or _essence(found.verdict) != _essence(self._verdict)
         self._verdict, self._diagnosed = found.verdict, self._diagnosis_started
 
-    def _to_diagnose(self, summary: Summary) -> Callable[[], _Diagnosed]:
+    def _to_diagnose(self, summary: Summary, snapshot: JobSnapshot) -> Callable[[], _Diagnosed]:
         def diagnose() -> _Diagnosed:
             began = self._cpu()
-            return _Diagnosed(verdict=self._diagnose(self._monitor.run, summary), taken_s=self._cpu() - began)
+            verdict = self._diagnose(self._monitor.run, summary, goes_well=snapshot.goes_well)
+            return _Diagnosed(verdict=verdict, taken_s=self._cpu() - began)
 
         return diagnose
 
@@ -294,9 +303,12 @@ class Feed:
         window = None if snapshot is not None and snapshot.has_ended else self._monitor.window.frozen()
         self._watched = {page: at for page, at in self._watched.items() if self._clock() - at <= WATCHED_S}
         watched = frozenset(self._watched)
-        self._drawing = self._begin(lambda: self._draw(window, watched, diagnoses=diagnoses))
+        goes_well = snapshot is not None and snapshot.goes_well
+        self._drawing = self._begin(lambda: self._draw(window, watched, diagnoses=diagnoses, goes_well=goes_well))
 
-    def _draw(self, window: LiveWindow | None, watched: Collection[str], *, diagnoses: bool) -> _Drawing:
+    def _draw(
+        self, window: LiveWindow | None, watched: Collection[str], *, diagnoses: bool, goes_well: bool
+    ) -> _Drawing:
         began = self._cpu()
         on_disk = open_run(self._monitor.run)
         shown = self.source
@@ -314,7 +326,10 @@ class Feed:
                 advice=detailed.advice,
             )
         examined = self._cpu()
-        verdict = self._diagnose(self._monitor.run, summary if window is not None else None) if diagnoses else None
+        verdict = None
+        if diagnoses:
+            known = summary if window is not None else None
+            verdict = self._diagnose(self._monitor.run, known, goes_well=goes_well)
         diagnosed = self._cpu()
         source = self._gather(on_disk, summary, closeup, verdict or self._verdict)
         pages = self._make_pages(source)

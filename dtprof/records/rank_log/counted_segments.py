@@ -8,16 +8,15 @@ nothing is counted, and the caller reads the log whole.
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.columns import count_alike, distinct
-from dtprof.intervals import Mask
+from dtprof.columns import count_alike
 from dtprof.records import events, paths, schema
 from dtprof.records.rank_log import archive
 from dtprof.records.rank_log.archive import RECORD_DTYPE
@@ -45,7 +44,6 @@ _KEPT_SPANS = (events.NEW_GROUP, events.CHECKPOINT, events.COMPILE)
 
 WORTH_IT = 4
 """Records for each wanted operation, from which on not to load them all costs less."""
-Kinds = npt.NDArray[np.uint8]
 ReadColumns = Callable[[Sequence[str]], Array | None]
 """Returns the sound records of a segment, with these columns at least; None where it cannot be read."""
 
@@ -115,8 +113,77 @@ def read_heads(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
             yield header
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """The counts of some records, and their spans that matter."""
+
+    positions: Mapping[tuple[int, bool], int]  # by id of the group and p2p: operations issued up to the last of them
+    messages: Mapping[tuple[int, int, int, int], int]  # by id of the group, id of the operation, peer and tag
+    batches: int
+    exhausted: int
+    newest_is_exhaustion: bool | None  # None: no data loader was asked
+    forwards: int
+    issued_ns: tuple[int, int] | None  # when the first and the last operation were issued that gaps are taken between
+    longest_gap_ns: int
+    spans: tuple[Array, ...]
+    headers: tuple[dict[str, Any], ...]
+
+    def followed_by(self, later: "_Counts") -> "_Counts":
+        """Return the counts of these records and of later ones."""
+        spent = self.newest_is_exhaustion if later.newest_is_exhaustion is None else later.newest_is_exhaustion
+        gap_ns = max(self.longest_gap_ns, later.longest_gap_ns)
+        if self.issued_ns is not None and later.issued_ns is not None:
+            gap_ns = max(gap_ns, later.issued_ns[0] - self.issued_ns[1])
+        return _Counts(
+            positions={**self.positions, **later.positions},
+            messages=Counter(self.messages) + Counter(later.messages),
+            batches=self.batches + later.batches,
+            exhausted=self.exhausted + later.exhausted,
+            newest_is_exhaustion=spent,
+            forwards=self.forwards + later.forwards,
+            issued_ns=_span_of(self.issued_ns, later.issued_ns),
+            longest_gap_ns=gap_ns,
+            spans=(*self.spans, *later.spans),
+            headers=(*self.headers, *later.headers),
+        )
+
+
+def _span_of(earlier: tuple[int, int] | None, later: tuple[int, int] | None) -> tuple[int, int] | None:
+    if earlier is None or later is None:
+        return later or earlier
+    return earlier[0], later[1]
+
+
+@dataclass
+class KnownCounts:
+    """What was counted of the sealed segments of ranks, for readers that ask again and again while the job runs."""
+
+    _known: dict[Path, tuple[Path, int, bool, _Counts]] = field(default_factory=dict)  # by folder
+
+    def of(self, files: Sequence[Path], *, has_steps: bool) -> tuple[int, _Counts | None]:
+        """Return of how many of the first of these segments the counts are known, and these."""
+        first, number, had_steps, counts = self._known.get(files[0].parent, (None, 0, False, None))
+        if first != _unpacked(files[0]) or had_steps != has_steps or number > len(files):
+            return 0, None
+        return number, counts
+
+    def put(self, files: Sequence[Path], counts: _Counts, *, has_steps: bool) -> None:
+        """Remember the counts of these segments, the first of a rank."""
+        self._known[files[0].parent] = _unpacked(files[0]), len(files), has_steps, counts
+
+
+def _is_sealed(file: Path, counts: _Counts) -> bool:
+    """Say whether the rank will not write to a segment again: it writes to the newest two."""
+    return paths.is_archive(file) or any(header["marks"] & schema.MARK["sealed"] for header in counts.headers)
+
+
+def _unpacked(file: Path) -> Path:
+    """Return the name of a segment, whether it has been archived or not."""
+    return file.with_suffix("") if paths.is_archive(file) else file
+
+
 def count_past(
-    files: Sequence[Path], cut: Cut, newest: Array, names: Sequence[str]
+    files: Sequence[Path], cut: Cut, newest: Array, names: Sequence[str], known: KnownCounts | None = None
 ) -> tuple[Past, list[Array], list[dict[str, Any]]] | None:
     """Count the records before the cut, and read their spans that matter.
 
@@ -124,20 +191,31 @@ def count_past(
         files: the segments before that of the cut, in order.
         newest: operations (tables.OPERATION) from the cut on.
         names: of operations and spans, by id.
+        known: what earlier calls have counted, to which this one adds; None: all is counted.
 
     Returns:
         What was counted, tables of spans, and the headers in order; None where a closer look is needed.
     """
-    counter = _Counter(newest, names)
-    headers = []
-    if not counter.take(cut.rows[: cut.row], lambda _: cut.rows[: cut.row]):
+    counter = _Counter(newest, names, counts_all=known is not None)
+    counts = counter.count(cut.rows[: cut.row], lambda _: cut.rows[: cut.row])
+    if counts is None:
         return None
-    for file in reversed(files):
+    number, counted = known.of(files, has_steps=counter.has_steps) if known is not None and files else (0, None)
+    of_files: list[_Counts] = []
+    for file in reversed(files[number:]):
         segment = _read(file, _COUNTED)
-        if segment is None or not counter.take(segment.rows, functools.partial(_read_rows, file)):
+        if segment is None:
             return None
-        headers.append(segment.header)
-    return counter.past(), counter.spans, headers[::-1]
+        found = counter.count(segment.rows, functools.partial(_read_rows, file), segment.header)
+        if found is None:
+            return None
+        of_files.append(found)
+    for at, found in enumerate(reversed(of_files), start=number + 1):
+        counted = found if counted is None else counted.followed_by(found)
+        if known is not None and _is_sealed(files[at - 1], found):
+            known.put(files[:at], counted, has_steps=counter.has_steps)
+    counts = counts if counted is None else counted.followed_by(counts)
+    return counter.past(counts), list(counts.spans), list(counts.headers)
 
 
 class _Keeper:
@@ -167,102 +245,118 @@ _OF_THREAD = threading.local()
 
 
 class _Counter:
-    """Counts segments, newest first."""
+    """Counts records, newest first."""
 
-    def __init__(self, newest: Array, names: Sequence[str]) -> None:
-        self.spans: list[Array] = []
+    def __init__(self, newest: Array, names: Sequence[str], *, counts_all: bool) -> None:
+        """Count what came before the newest operations of a rank.
+
+        Args:
+            newest: these, as in `count_past`.
+            names: of operations and spans, by id.
+            counts_all: count the positions of all groups; otherwise of those alone that have no newer operations.
+        """
         self._is = {name: ids_named(names, (name,)) for name in (events.DATA, events.FORWARD)}
         self._is_kept = ids_named(names, _KEPT_SPANS)
-        p2p = newest["kind"] == _P2P
+        self._counts_all = counts_all
         self._known = np.zeros(1 << 17, np.bool_)
-        self._known[newest["group"].astype(np.int64) * 2 + p2p] = True
-        self._counts: dict[tuple[int, bool], int] = {}
-        self._messages: Counter[tuple[int, int, int, int]] = Counter()
-        self._batches = self._exhausted = self._forwards = 0
-        self._newest_is_exhaustion: bool | None = None
-        self._has_steps = bool(len(newest)) and int(newest["step"][-1]) > 0
-        issued = newest["issued_ns"][newest["step"] > 0] if self._has_steps else newest["issued_ns"]
+        self._known[newest["group"].astype(np.int64) * 2 + (newest["kind"] == _P2P)] = not counts_all
+        self.has_steps = bool(len(newest)) and int(newest["step"][-1]) > 0
+        issued = newest["issued_ns"][newest["step"] > 0] if self.has_steps else newest["issued_ns"]
         self._next_ns = int(issued[0]) if len(issued) else None
-        self._longest_gap_ns = 0
 
-    def past(self) -> Past:
-        """Return the counts."""
+    def past(self, counts: _Counts) -> Past:
+        """Return the counts as a table has them."""
+        gap_ns = counts.longest_gap_ns
+        if counts.issued_ns is not None and self._next_ns is not None:
+            gap_ns = max(gap_ns, self._next_ns - counts.issued_ns[1])
         return Past(
-            counts=self._counts,
-            messages=dict(self._messages),
-            batches=self._batches,
-            exhausted=self._exhausted,
-            newest_is_exhaustion=bool(self._newest_is_exhaustion),
-            forwards=self._forwards,
-            longest_gap_ns=self._longest_gap_ns,
+            counts=counts.positions,
+            messages=counts.messages,
+            batches=counts.batches,
+            exhausted=counts.exhausted,
+            newest_is_exhaustion=bool(counts.newest_is_exhaustion),
+            forwards=counts.forwards,
+            longest_gap_ns=gap_ns,
         )
 
-    def take(self, rows: Array, read: ReadColumns) -> bool:
-        """Count the sound records of a segment; return False where it needs a closer look."""
+    def count(self, rows: Array, read: ReadColumns, header: dict[str, Any] | None = None) -> _Counts | None:
+        """Count the sound records of a segment; return None where it needs a closer look."""
         rows, kind, _ = sound_rows(rows)
-        is_operation = kind <= _P2P
+        is_operation, is_span = kind <= _P2P, kind == _SPAN
         # By column: whole records, 64 bytes each, take several times as long to copy as what is counted of them.
-        if (rows["state"][is_operation] == _FAILED).any():
-            return False
-        return self._take_operations(rows, kind, is_operation, read) and self._take_spans(rows, kind == _SPAN, read)
-
-    def _take_operations(self, rows: Array, kind: Kinds, is_operation: Mask, read: ReadColumns) -> bool:
-        # Operations before the first step are set-up; without steps all count.
-        counts = is_operation & (rows["step"] > 0) if self._has_steps else is_operation
-        issued = np.sort(rows["issued_ns"][counts].astype(np.int64), kind="stable")
-        if len(issued):
-            following = [] if self._next_ns is None else [self._next_ns]
-            gaps = np.diff(np.append(issued, following))
-            self._longest_gap_ns = max(self._longest_gap_ns, int(gaps.max(initial=0)))
-            self._next_ns = int(issued[0])
+        state = rows["state"]
+        if (state[is_operation] == _FAILED).any():
+            return None
         p2p = kind[is_operation] == _P2P
-        keys = np.flatnonzero(np.bincount(rows["group"][is_operation].astype(np.int64) * 2 + p2p, minlength=0))
-        if not self._known[keys].all() and not self._find_positions(read):
-            return False
-        return not p2p.any() or self._count_messages(read)
-
-    def _find_positions(self, read: ReadColumns) -> bool:
-        """Record the last positions of groups without newer operations."""
-        columns = read(_POSITIONS)
-        if columns is None:
-            return False
-        rows = select(columns, columns["kind"] <= _P2P)
-        key = rows["group"].astype(np.int64) * 2 + (rows["kind"] == _P2P)
-        for new in distinct(key[~self._known[key]]).tolist():
-            self._counts[new >> 1, bool(new & 1)] = int(rows["seq"][key == new].max()) + 1
-            self._known[new] = True
-        return True
-
-    def _count_messages(self, read: ReadColumns) -> bool:
-        found = read(_MESSAGES)
-        if found is None:
-            return False
-        p2p = found["kind"] == _P2P
-        columns = [found[name][p2p].astype(np.int64) for name in ("group", "op", "peer", "tag")]
-        for *message, count in zip(*(column.tolist() for column in count_alike(columns)), strict=True):
-            self._messages[message[0], message[1], message[2], message[3]] += count
-        return True
-
-    def _take_spans(self, rows: Array, is_span: Mask, read: ReadColumns) -> bool:
+        positions = self._find_positions(rows["group"][is_operation].astype(np.int64) * 2 + p2p, read)
+        messages = _count_messages(read) if p2p.any() else Counter[tuple[int, int, int, int]]()
+        if positions is None or messages is None:
+            return None
+        # Operations before the first step are set-up; without steps all count.
+        counts = is_operation & (rows["step"] > 0) if self.has_steps else is_operation
+        issued = np.sort(rows["issued_ns"][counts].astype(np.int64), kind="stable")
         op, flags = rows["op"][is_span], rows["flags"][is_span]
-        is_kept = self._is_kept[op] | (rows["state"][is_span] < _DONE)
+        is_open = state[is_span] < _DONE
+        is_kept = self._is_kept[op] | is_open
+        spans: tuple[Array, ...] = ()
         if is_kept.any():
-            whole = read(RECORD_DTYPE.names or ())
-            if whole is None:
-                return False
-            records = Records()
-            records.take(whole)
-            self.spans += [
-                select(table, self._is_kept[table["op"]] | (table["end_ns"] == UNKNOWN_NS)) for table in records.spans
-            ]
+            kept = self._read_spans(read)
+            if kept is None:
+                return None
+            spans = tuple(kept)
             op, flags = op[~is_kept], flags[~is_kept]
         exhausted = (flags[self._is[events.DATA][op]] & _SKIPPED) != 0
-        if len(exhausted) and self._newest_is_exhaustion is None:
-            self._newest_is_exhaustion = bool(exhausted[-1])
-        self._exhausted += int(exhausted.sum())
-        self._batches += int((~exhausted).sum())
-        self._forwards += int(np.count_nonzero(self._is[events.FORWARD][op]))
-        return True
+        return _Counts(
+            positions=positions,
+            messages=messages,
+            batches=int((~exhausted).sum()),
+            exhausted=int(exhausted.sum()),
+            newest_is_exhaustion=bool(exhausted[-1]) if len(exhausted) else None,
+            forwards=int(np.count_nonzero(self._is[events.FORWARD][op])),
+            issued_ns=(int(issued[0]), int(issued[-1])) if len(issued) else None,
+            longest_gap_ns=int(np.diff(issued).max(initial=0)),
+            spans=spans,
+            headers=(header,) if header is not None else (),
+        )
+
+    def _find_positions(self, keys: npt.NDArray[np.int64], read: ReadColumns) -> dict[tuple[int, bool], int] | None:
+        """Return the last positions of groups; those that are known already may be left out."""
+        there = np.flatnonzero(np.bincount(keys, minlength=0))
+        if self._known[there].all():
+            return {}
+        columns = read(_POSITIONS)
+        if columns is None:
+            return None
+        rows = select(columns, columns["kind"] <= _P2P)
+        key = rows["group"].astype(np.int64) * 2 + (rows["kind"] == _P2P)
+        found = {}
+        for new in there[~self._known[there]].tolist():
+            found[new >> 1, bool(new & 1)] = int(rows["seq"][key == new].max()) + 1
+            self._known[new] = not self._counts_all
+        return found
+
+    def _read_spans(self, read: ReadColumns) -> list[Array] | None:
+        """Return the spans that matter, in tables."""
+        whole = read(RECORD_DTYPE.names or ())
+        if whole is None:
+            return None
+        records = Records()
+        records.take(whole)
+        return [select(table, self._is_kept[table["op"]] | (table["end_ns"] == UNKNOWN_NS)) for table in records.spans]
+
+
+def _count_messages(read: ReadColumns) -> Counter[tuple[int, int, int, int]] | None:
+    found = read(_MESSAGES)
+    if found is None:
+        return None
+    p2p = found["kind"] == _P2P
+    columns = [found[name][p2p].astype(np.int64) for name in ("group", "op", "peer", "tag")]
+    return Counter(
+        {
+            (message[0], message[1], message[2], message[3]): count
+            for *message, count in zip(*(column.tolist() for column in count_alike(columns)), strict=True)
+        }
+    )
 
 
 def _read_rows(file: Path, columns: Sequence[str]) -> Array | None:
