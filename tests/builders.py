@@ -30,6 +30,7 @@ from dtprof.records.tables import (
     UNKNOWN_NS,
     ExceptionRecord,
     Group,
+    Label,
     Manifest,
     ProcessExit,
     RankTables,
@@ -115,9 +116,17 @@ class RankBuilder:
         )
         return number
 
-    def site(self, api: str = "", *, file: str = "/home/me/train.py", line: int = 1, function: str = "main") -> int:
+    def site(
+        self,
+        api: str = "",
+        *,
+        file: str = "/home/me/train.py",
+        line: int = 1,
+        function: str = "main",
+        label: Label | None = None,
+    ) -> int:
         """Declare a line of the user's code and return its id."""
-        site = Site(file=file, line=line, function=function, api=api)
+        site = Site(file=file, line=line, function=function, api=api, label=label)
         for number, known in self.sites.items():
             if known == site:
                 return number

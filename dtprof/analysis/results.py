@@ -241,6 +241,7 @@ class CollectiveResult:
     busbw_gb_per_s: float | None
     algbw_gb_per_s: float | None = None
     dropped_records: int = 0  # of all ranks; they are in count and bytes, from anywhere in the run, and in nothing else
+    axis: str | None = None  # that it serves, else the description of its group; None: neither is known
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from dtprof.analysis.caveats import list_caveats
-from dtprof.analysis.communication.collective_table import MAX_LISTED, add_rows, list_collectives
+from dtprof.analysis.communication.collective_table import MAX_LISTED, add_rows, list_collectives, name_axes
 from dtprof.analysis.communication.communication_sites import (
     list_sites,
     list_sizes,
@@ -179,6 +179,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
     num_steps = used.last - used.first + 1 if used.known else 0
     sites = list_sites(reduced.sites, num_steps=num_steps, num_ranks=len(facts))
     groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
+    collectives = name_axes(collectives, groups)
     pipeline, pipeline_caveats = measure_pipelines(list(pipelines.values()), windows, used)
     nodes = read_device_nodes(run, facts)
     stragglers, straggler_caveats = name_stragglers(
@@ -252,7 +253,6 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
         message_sizes=list_sizes(reduced.sites, num_steps=num_steps, num_ranks=len(facts)),
         small_messages=find_small_messages(
             collectives,
-            groups,
             sites,
             num_steps=num_steps,
             step_ns=int(median(durations)) if len(durations) else None,

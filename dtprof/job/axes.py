@@ -15,6 +15,8 @@ SAME_TOKENS = ("tp", "pp", "mp")
 """Axes along which ranks work on the same tokens."""
 SAME_SAMPLES = (*SAME_TOKENS, "cp", "sp")
 """And those along which they work on the same sequences."""
+OF_LABELS = frozenset(("tp", "pp", "cp", "sp", "ep"))
+"""Axes that label the operations of frameworks."""
 DEFAULT_GROUP = "default_pg"
 """Torch's description of the group of all ranks."""
 UNDEFINED = ("", "undefined")
@@ -48,6 +50,16 @@ def purpose_of(group: DescribedGroup) -> str:
     Unlike the name, which counts groups, this is the same in every run and on every node.
     """
     return group.axis or ("" if group.description in UNDEFINED else group.description)
+
+
+def purpose_of_operation(group: DescribedGroup | None, api: str | None) -> str:
+    """Return the purpose of an operation: that of its group, unless only the label of the operation names an axis.
+
+    Frameworks send messages of a pipeline over the default group, too. Empty where nothing is known.
+    """
+    if api in OF_LABELS and (group is None or not is_clear(group)):
+        return api or ""
+    return purpose_of(group) if group is not None else ""
 
 
 def name_groups(groups: Iterable[DescribedGroup]) -> dict[str, str]:

@@ -30,6 +30,15 @@ class Recorder:
         self.entries: list[dict[str, Any]] = []
         self.spans: list[tuple[str, int, int]] = []
         self.num_open = 0
+        self.label = 0
+
+    def set_label(self, label: int) -> int:
+        before, self.label = self.label, label
+        return before
+
+    def label_text(self) -> str:
+        """Return the text of the label that operations now have."""
+        return next((entry["text"] for entry in self.of("label") if entry["id"] == self.label), "")
 
     def write_entry(self, line: str) -> None:
         self.entries.append(json.loads(line))
@@ -268,6 +277,35 @@ def test_modules_are_searched_without_running_their_code(attribution: Attributio
         del sys.modules["lab.nothing"]
 
 
+COMMUNICATOR = """
+class P2PCommunicator:
+    def _communicate(self, *, tensor_send_next, tensor_send_prev, recv_prev, recv_next, tensor_shape):
+        sent.append(label_now())
+"""
+OLD_COMMUNICATOR = """
+def _communicate(*, tensor_send_next, tensor_send_prev, recv_prev, recv_next, tensor_shape):
+    sent.append(label_now())
+"""
+
+
+@pytest.mark.parametrize("text", [COMMUNICATOR, OLD_COMMUNICATOR])
+def test_messages_of_megatron_are_labelled_as_those_of_the_pipeline(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any], text: str
+) -> None:
+    sent: list[str] = []
+    module = modules("megatron.core.pipeline_parallel.p2p_communication", sent=sent, label_now=recorder.label_text)
+    exec(text, vars(module))
+    Megatron(attribution).install()
+    owner = module.P2PCommunicator() if "class" in text else module
+    nothing: dict[str, Any] = {"tensor_send_next": None, "tensor_send_prev": None, "tensor_shape": None}
+    owner._communicate(**nothing | {"tensor_send_next": 1}, recv_prev=False, recv_next=False)
+    owner._communicate(**nothing | {"tensor_send_prev": 1}, recv_prev=False, recv_next=False)
+    owner._communicate(**nothing, recv_prev=True, recv_next=True)
+    assert sent == ["pp activations", "pp gradients", "pp activations and gradients"]
+    assert recorder.label == 0
+    assert {entry["api"] for entry in recorder.of("label")} == {"pp"}
+
+
 # ---- DeepSpeed -------------------------------------------------------------------------------------------------------
 
 
@@ -276,6 +314,22 @@ class ForwardPass:
 
 
 class BackwardPass:
+    """An instruction of a schedule."""
+
+
+class SendActivation:
+    """An instruction of a schedule."""
+
+
+class RecvActivation:
+    """An instruction of a schedule."""
+
+
+class SendGrad:
+    """An instruction of a schedule."""
+
+
+class RecvGrad:
     """An instruction of a schedule."""
 
 
@@ -318,6 +372,36 @@ def test_pipeline_of_deepspeed_is_recorded_by_its_buffers(
     assert plan["offered"] == ["1F1B"]
     assert recorder.spans == [("pp_step", -1, plan["id"]), (F, 1, 0), (F, 1, 1), (B, 1, 1), (B, 1, 0)]
     assert recorder.num_open == 0
+
+
+def test_messages_of_the_pipeline_of_deepspeed_are_labelled_with_their_stage_and_microbatch(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    """It sends them over the default group, which does not tell that they are of the pipeline."""
+    engine = pipeline_engine()
+    sent: list[str] = []
+
+    def exchange(_: Any, buffer_id: int) -> None:
+        assert buffer_id >= 0
+        sent.append(recorder.label_text())
+
+    engine.num_stages = 3
+    engine._INSTRUCTION_MAP |= dict.fromkeys((SendActivation, RecvActivation, SendGrad, RecvGrad), exchange)
+    modules("deepspeed.runtime.pipe.engine", PipelineEngine=engine)
+    DeepSpeed(attribution).install()
+    acts = [
+        *((RecvActivation, 0), (ForwardPass, 0), (SendActivation, 0)),
+        *((RecvActivation, 1), (ForwardPass, 1), (SendActivation, 1)),
+        *((RecvGrad, 0), (BackwardPass, 0), (SendGrad, 0), (RecvGrad, 1), (BackwardPass, 1), (SendGrad, 1)),
+    ]
+    engine()._exec_schedule(TrainSchedule(acts))
+    assert sent == [
+        *("pp forward of stage 0, microbatch 0", "pp forward of stage 1, microbatch 0"),
+        *("pp forward of stage 0, microbatch 1", "pp forward of stage 1, microbatch 1"),
+        *("pp backward of stage 2, microbatch 0", "pp backward of stage 1, microbatch 0"),
+        *("pp backward of stage 2, microbatch 1", "pp backward of stage 1, microbatch 1"),
+    ]
+    assert recorder.label == 0
 
 
 def test_zero_of_deepspeed_is_recorded_with_the_group_that_it_shards_over(

@@ -1,10 +1,10 @@
 """The table of collectives summed over the groups of each axis of parallelism."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtprof.analysis.results import CollectiveResult, Summary
-from dtprof.job.axes import purpose_of
+from dtprof.job.axes import OF_LABELS, purpose_of
 from dtprof.records.events import POINT_TO_POINT
 
 
@@ -39,7 +39,7 @@ def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
     times = [
         AxisTime(
             axis=axis,
-            groups=len({row.group for row in rows}),
+            groups=groups.count(axis, rows),
             operations=sum(row.count for row in rows) / steps,
             wait_ns=total(rows, "wait_ns"),
             transfer_ns=total(rows, "transfer_ns"),
@@ -83,7 +83,7 @@ def collectives_by_axis(summary: Summary) -> tuple[AxisCollectives, ...]:
         merged.append(
             AxisCollectives(
                 axis=axis,
-                groups=len({row.group for row in rows}),
+                groups=groups.count(axis, rows),
                 op=op,
                 api=api,
                 count=sum(row.count for row in rows),
@@ -100,17 +100,45 @@ def collectives_by_axis(summary: Summary) -> tuple[AxisCollectives, ...]:
     )
 
 
+def name_rows(summary: Summary, names: Mapping[str, str]) -> list[str]:
+    """Return where the operations of each row run, for people: `pp over world` where only labels tell the axis.
+
+    Parameters:
+        names: of groups, for people.
+    """
+    purposes = {group.name: purpose_of(group) for group in summary.groups}
+    named = [names.get(row.group, row.group) for row in summary.collectives]
+    return [
+        name if row.axis is None or row.axis == purposes.get(row.group) else f"{row.axis} over {name}"
+        for row, name in zip(summary.collectives, named, strict=True)
+    ]
+
+
+def name_operations(summary: Summary, names: Mapping[str, str]) -> dict[tuple[str, str], str]:
+    """Return where operations run, as `name_rows` does, by group and operation; none whose rows differ."""
+    called: dict[tuple[str, str], set[str]] = {}
+    for row, name in zip(summary.collectives, name_rows(summary, names), strict=True):
+        called.setdefault((row.group, row.op), set()).add(name)
+    return {key: next(iter(some)) for key, some in called.items() if len(some) == 1}
+
+
 class _GroupsByName:
-    """The groups of a summary: which axis the operations of each serve, and how many records they left."""
+    """The groups of a summary: how many serve an axis, and how many records the operations of each left."""
 
     def __init__(self, summary: Summary) -> None:
         """Index the groups."""
         self._groups = {group.name: group for group in summary.groups}
+        self._purposes = {group.name: purpose_of(group) for group in summary.groups}
 
     def axis_of(self, row: CollectiveResult) -> str:
-        """Return the axis, else the description, of the group of a row."""
-        group = self._groups.get(row.group)
-        return (purpose_of(group) if group else "") or f"group {row.group}"
+        """Return the axis that a row serves, else the description of its group, else its name."""
+        return row.axis or self._purposes.get(row.group) or f"group {row.group}"
+
+    def count(self, axis: str, rows: Sequence[CollectiveResult]) -> int:
+        """Return how many groups of an axis these rows sum; messages over the default group are of any group of it."""
+        used = {row.group for row in rows}
+        of_axis = {name for name, purpose in self._purposes.items() if purpose == axis}
+        return len(used & of_axis) or (len(of_axis) if axis in OF_LABELS else 0) or len(used)
 
     def records_of(self, row: CollectiveResult) -> int:
         """Return how many records the operations of a row left: one a member, of a send or a receive one."""

@@ -1,6 +1,7 @@
 """The table of collectives: time and bytes, summed by group, operation and api."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -8,10 +9,11 @@ import numpy as np
 from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.placed_ranks import PlacedBatch
-from dtprof.analysis.results import CollectiveResult
+from dtprof.analysis.results import CollectiveResult, GroupResult
 from dtprof.columns import begins_of, number_distinct
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
+from dtprof.job.axes import purpose_of_operation
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.groups import GroupId
 from dtprof.job.sound_records import UNNAMED
@@ -156,6 +158,12 @@ def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:
             ),
         )
     )
+
+
+def name_axes(rows: Iterable[CollectiveResult], groups: Iterable[GroupResult]) -> tuple[CollectiveResult, ...]:
+    """Return rows with the axis that each serves, by its group or the label of its operations."""
+    known = {group.name: group for group in groups}
+    return tuple(replace(row, axis=purpose_of_operation(known.get(row.group), row.api) or None) for row in rows)
 
 
 def _result(key: RowKey, sums: tuple[int, ...]) -> CollectiveResult:

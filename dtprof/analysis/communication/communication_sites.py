@@ -19,7 +19,7 @@ from dtprof.columns import number_distinct
 from dtprof.formatting import format_fraction, format_ns
 from dtprof.intervals import Column, Mask, locate
 from dtprof.job.api_names import Apis
-from dtprof.job.axes import purpose_of
+from dtprof.job.axes import purpose_of_operation
 from dtprof.job.sound_records import UNNAMED
 from dtprof.records.codes import NONE
 from dtprof.records.tables import UNKNOWN_NS
@@ -81,15 +81,16 @@ def sum_sites(batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, timing:
         tables = batch.ranks[place].placed.tables
         op, group, api = packed >> 32, packed >> 16 & 0xFFFF, packed & 0xFFFF
         site, of_group = tables.sites.get(site_id), tables.groups.get(group)
+        api_name = apis[place].names[api]
         key = SiteKey(
             file=site.file if site else "",
             line=site.line if site else 0,
             function=site.function if site else "",
             phase=ORDER[phase] if phase < len(ORDER) else OTHER,
-            axis=(purpose_of(of_group) or of_group.name) if of_group else "",
+            axis=purpose_of_operation(of_group, api_name) or (of_group.name if of_group else ""),
             group_size=of_group.size if of_group else 1,
             op=tables.ops[op] if op < len(tables.ops) else UNNAMED,
-            api=apis[place].names[api],
+            api=api_name,
             size=size - 1,
         )
         sums[key] = sums[key] + row if key in sums else row

@@ -20,7 +20,7 @@ from dtprof.analysis.results import CallLine, GroupResult, SerialisedCollectives
 from dtprof.columns import number_alike
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
-from dtprof.job.axes import purpose_of
+from dtprof.job.axes import purpose_of_operation
 from dtprof.job.device_timeline import is_placed
 from dtprof.job.sound_records import UNNAMED
 from dtprof.records import codes
@@ -123,7 +123,7 @@ def find_serialised(
     """Return the operations that would gain most from running side by side, one row per axis, operation and api."""
     if not num_steps or not step_ns:
         return ()
-    axes = {group.name: purpose_of(group) or group.name for group in groups}
+    known = {group.name: group for group in groups}
     members: dict[SerialKey, list[SerialSums]] = defaultdict(list)
     gains: dict[SerialKey, Counter[CallLine | None]] = defaultdict(Counter)
     for rank in ranks:
@@ -139,9 +139,10 @@ def find_serialised(
         n = len(own) * num_steps
         gain_ns = sum(sums.gain_ns for sums in own) // n
         if gain_ns >= MIN_GAIN * step_ns and sum(sums.rows for sums in own) >= MIN_ROWS * n:
-            alike[axes.get(key.group, key.group), key.op, key.api].append(
+            axis = purpose_of_operation(known.get(key.group), key.api) or key.group
+            alike[axis, key.op, key.api].append(
                 SerialisedCollectives(
-                    axis=axes.get(key.group, key.group),
+                    axis=axis,
                     op=key.op,
                     api=key.api or None,
                     groups=1,

@@ -1,11 +1,10 @@
 """Operations that are small and many: their number costs the time, not their bytes. Join them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from dtprof.analysis.results import CallLine, CallSiteResult, CollectiveResult, GroupResult, SmallMessages
-from dtprof.job.axes import purpose_of
+from dtprof.analysis.results import CallLine, CallSiteResult, CollectiveResult, SmallMessages
 from dtprof.records.events import POINT_TO_POINT
 
 MOST_BYTES = 64 << 10
@@ -17,7 +16,6 @@ MIN_SHARE = 0.01
 
 def find_small_messages(
     collectives: Sequence[CollectiveResult],
-    groups: Sequence[GroupResult],
     sites: Sequence[CallSiteResult],
     *,
     num_steps: int,
@@ -26,7 +24,6 @@ def find_small_messages(
     """Return the small operations that cost the program most, one row an axis, operation and api."""
     if not num_steps or not step_ns:
         return ()
-    axes: Mapping[str, str] = {group.name: purpose_of(group) or group.name for group in groups}
     alike: dict[tuple[str, str, str | None], list[SmallMessages]] = defaultdict(list)
     for row in collectives:
         a_step = row.count / num_steps
@@ -39,7 +36,7 @@ def find_small_messages(
             or exposed_ns < MIN_SHARE * step_ns
         ):
             continue
-        axis = axes.get(row.group, row.group)
+        axis = row.axis or row.group
         alike[axis, row.op, row.api].append(
             SmallMessages(
                 axis=axis,

@@ -25,7 +25,7 @@ from dtprof.columns import number_alike
 from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Intervals, locate
 from dtprof.job.api_names import find_apis
-from dtprof.job.axes import distinct_groups, purpose_of
+from dtprof.job.axes import distinct_groups, purpose_of_operation
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.sound_records import UNNAMED
 from dtprof.job.world_size import newest_ranks, resolve_world_size
@@ -262,7 +262,7 @@ def _add_collectives(
         key = Figure(
             COLLECTIVES,
             "",
-            group=describe_group(group),
+            group=describe_group(group, apis.names[int(api[row])]),
             members=2 if is_p2p[row] else _members(group),
             op=tables.ops[op] if op < len(tables.ops) else UNNAMED,
             api=apis.names[int(api[row])],
@@ -274,9 +274,9 @@ def _add_collectives(
             sums.add(figure, table[i])
 
 
-def describe_group(group: Group | None) -> str:
-    """Return the key of a group that is the same in every run: its purpose, or its name where it has none."""
-    return UNNAMED if group is None else purpose_of(group) or group.name
+def describe_group(group: Group | None, api: str) -> str:
+    """Return the key of operations that is the same in every run: their purpose, or the name of the group without."""
+    return purpose_of_operation(group, api) or (UNNAMED if group is None else group.name)
 
 
 def _members(group: Group | None) -> int:

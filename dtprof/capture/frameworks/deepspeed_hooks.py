@@ -8,12 +8,20 @@ from typing import Any
 from dtprof.capture import group_descriptions, reduction_buffers
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.copies import owner_of
-from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenAction, PipelineActions, PipelinePlan
+from dtprof.capture.frameworks.pipeline_actions import (
+    CountedActions,
+    OpenAction,
+    PipelineActions,
+    PipelinePlan,
+    describe_backward,
+    describe_forward,
+)
 from dtprof.capture.group_descriptions import name_of
 
 _ENGINE, _PIPELINE = "runtime.engine", "runtime.pipe.engine"
 _GROUPS = ("_create_expert_and_data_parallel", "_get_expert_parallel_group")
 _INSTRUCTIONS = ("ForwardPass", "BackwardPass")
+_MESSAGES = ("SendActivation", "RecvActivation", "SendGrad", "RecvGrad")
 _ZERO_3 = 3
 _BUFFERS = ("ipg_buckets", "ipg_buffer")
 """Attributes of ZeRO's optimizer with its buffers: of versions with a bucket for each type of element, and of older."""
@@ -79,12 +87,22 @@ class DeepSpeed:
             self._actions.end,
         )
         for name, begin in zip(_INSTRUCTIONS, (self._begin_forward, self._begin_backward), strict=True):
-            self._wrap(engine._INSTRUCTION_MAP, instructions[name], begin)
+            self._wrap(engine._INSTRUCTION_MAP, instructions[name], begin, self._actions.end)
+        messages = (self._label_sent, self._label_received, self._label_sent_gradient, self._label_received_gradient)
+        if self._attribution.has_all(instructions, _MESSAGES, table):
+            for name, label in zip(_MESSAGES, messages, strict=True):
+                self._wrap(engine._INSTRUCTION_MAP, instructions[name], label)
 
-    def _wrap(self, instructions: dict[Any, Any], kind: Any, begin: Callable[..., Any]) -> None:
+    def _wrap(
+        self,
+        instructions: dict[Any, Any],
+        kind: Any,
+        begin: Callable[..., Any],
+        end: Callable[[Any, bool], object] | None = None,
+    ) -> None:
         """Replace the method of an instruction, which the engine looks up in a table."""
         original = instructions[kind]
-        instructions[kind] = self._attribution.wrapped(original, original.__name__, begin, self._actions.end)
+        instructions[kind] = self._attribution.wrapped(original, original.__name__, begin, end)
 
     def _begin_step(self, by: str, engine: Any, pipe_schedule: Any) -> OpenAction | None:
         group = engine.grid.get_pipe_parallel_group()
@@ -110,6 +128,25 @@ class DeepSpeed:
 
     def _begin_backward(self, engine: Any, buffer_id: int) -> OpenAction | None:
         return self._counted.begin_backward(buffer_id, engine.stage_id)
+
+    # The engine sends over the default group, from which nothing tells that these messages are of the pipeline.
+
+    def _label_sent(self, _: Any, buffer_id: int) -> int:
+        del buffer_id
+        return self._attribution.begin(describe_forward, *self._counted.last_forward)
+
+    def _label_received(self, engine: Any, buffer_id: int) -> int:
+        del buffer_id
+        stage, microbatch = self._counted.next_forward(engine.stage_id)
+        return self._attribution.begin(describe_forward, stage - 1, microbatch)
+
+    def _label_sent_gradient(self, _: Any, buffer_id: int) -> int:
+        del buffer_id
+        return self._attribution.begin(describe_backward, *self._counted.last_backward)
+
+    def _label_received_gradient(self, engine: Any, buffer_id: int) -> int:
+        stage, microbatch = self._counted.named_forward(buffer_id, engine.stage_id)
+        return self._attribution.begin(describe_backward, stage + 1, microbatch)
 
 
 def _reduction_buffers(optimizer: Any) -> Iterator[Any]:

@@ -6,10 +6,20 @@ from typing import Any
 from dtprof.capture import group_descriptions
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.copies import owner_of
-from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenAction, PipelineActions, PipelinePlan
+from dtprof.capture.frameworks.pipeline_actions import (
+    CountedActions,
+    OpenAction,
+    PipelineActions,
+    PipelinePlan,
+    describe_messages,
+)
 from dtprof.capture.group_descriptions import name_of
 
 _SCHEDULES_MODULE = "megatron.core.pipeline_parallel.schedules"
+_MESSAGES_MODULE = "megatron.core.pipeline_parallel.p2p_communication"
+_COMMUNICATOR = "P2PCommunicator"
+_EXCHANGE = "_communicate"
+"""A method of the communicator; a function of the module before Megatron-Core 0.14."""
 _OPTIMIZER_MODULE = "megatron.core.optimizer.distrib_optimizer"
 _OPTIMIZER = ("DistributedOptimizer", "DistributedOptimizer._build_gbuf_range_map")
 _STATE = ("initialize_model_parallel", "get_data_parallel_group")
@@ -36,6 +46,7 @@ class Megatron:
         """Wait for the job to import the schedules and the optimizer."""
         after_import = self._attribution.after_import
         after_import(_SCHEDULES_MODULE, self._hook, (*_SCHEDULES, *_PASSES))
+        after_import(_MESSAGES_MODULE, self._hook_messages, (f"{_COMMUNICATOR}.{_EXCHANGE}",))
         after_import(_OPTIMIZER_MODULE, self._hook_optimizer, _OPTIMIZER)
         self._attribution.copies.seek(
             group_descriptions.MEGATRON, _STATE, lambda module: group_descriptions.read_axes_of(module.__name__)
@@ -50,6 +61,25 @@ class Megatron:
         around(module, "forward_step", self._begin_forward, end)
         self._attribution.after(module, "forward_step", self._end_forward)
         around(module, "backward_step", self._begin_backward, end)
+
+    def _hook_messages(self, module: Any) -> None:
+        owner = getattr(module, _COMMUNICATOR, module)
+        if self._attribution.has_all(owner, (_EXCHANGE,)):
+            self._attribution.around(owner, _EXCHANGE, self._label_messages)
+
+    def _label_messages(
+        self,
+        *_: Any,
+        tensor_send_next: Any = None,
+        tensor_send_prev: Any = None,
+        recv_prev: bool = False,
+        recv_next: bool = False,
+        **__: Any,
+    ) -> int:
+        # With two stages, Megatron sends half of them over the default group, which does not say what for.
+        forward, backward = tensor_send_next is not None or recv_prev, tensor_send_prev is not None or recv_next
+        what = "activations and gradients" if forward and backward else "activations" if forward else "gradients"
+        return self._attribution.begin(describe_messages, what)
 
     def _hook_optimizer(self, module: Any) -> None:
         see = functools.partial(self._see_optimizer, owner_of(module, "distrib_optimizer"))

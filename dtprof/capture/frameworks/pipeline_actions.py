@@ -3,12 +3,36 @@
 import dataclasses
 from typing import NamedTuple
 
-from dtprof.capture.attribution_labels import AttributionLabels
+from dtprof.capture.attribution_labels import AttributionLabels, Description
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.string_entries import entry
 from dtprof.records import events
 
 MOST_PLANS = 1_000
+
+
+def describe_forward(stage: int, microbatch: int) -> Description:
+    """Describe a message with the output of a stage."""
+    return Description(
+        "pp", f"pp forward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch
+    )
+
+
+def describe_backward(stage: int, microbatch: int) -> Description:
+    """Describe a message with the gradient of the input of a stage."""
+    return Description(
+        "pp", f"pp backward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch
+    )
+
+
+def describe_setup() -> Description:
+    """Describe what stages exchange before their first step."""
+    return Description("pp", "pp set-up of stages")
+
+
+def describe_messages(what: str) -> Description:
+    """Describe messages of a framework that does not say of which stage and microbatch they are."""
+    return Description("pp", f"pp {what}")
 
 
 class OpenAction(NamedTuple):
@@ -84,6 +108,25 @@ class CountedActions:
         self._next: dict[tuple[str, int], int] = {}
         self._microbatch_of: dict[object, tuple[int, int]] = {}
         self._last_forward = 0, 0
+        self._last_backward = 0, 0
+
+    @property
+    def last_forward(self) -> tuple[int, int]:
+        """Stage and microbatch of the forward pass that began last."""
+        return self._last_forward
+
+    @property
+    def last_backward(self) -> tuple[int, int]:
+        """Stage and microbatch of the backward pass that began last."""
+        return self._last_backward
+
+    def next_forward(self, stage: int) -> tuple[int, int]:
+        """Return this stage, and the microbatch of its next forward pass."""
+        return stage, self._next.get((events.PP_FORWARD, stage), 0)
+
+    def named_forward(self, key: object, stage: int) -> tuple[int, int]:
+        """Return stage and microbatch of the forward pass named by a key; of a key not known those of the next."""
+        return self._microbatch_of.get(key) or (stage, self._next.get((events.PP_BACKWARD, stage), 0))
 
     def begin_step(self, plan: int, *, trains: bool) -> OpenAction | None:
         """Begin a step, of which the plan is declared."""
@@ -104,7 +147,8 @@ class CountedActions:
         """Begin the backward pass of a key, of this stage where the key is not known."""
         known = self._microbatch_of.pop(key, None)
         next_one = self._count(events.PP_BACKWARD, stage if known is None else known[0])
-        return self._actions.begin(events.PP_BACKWARD, *(known or (stage, next_one)))
+        self._last_backward = known or (stage, next_one)
+        return self._actions.begin(events.PP_BACKWARD, *self._last_backward)
 
     def _count(self, name: str, stage: int) -> int:
         number = self._next.get((name, stage), 0)

@@ -4,29 +4,20 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from dtprof.capture.attribution_labels import AttributionLabels, Description
+from dtprof.capture.attribution_labels import AttributionLabels
 from dtprof.capture.frameworks.attribution import Attribution
-from dtprof.capture.frameworks.pipeline_actions import OpenAction, PipelineActions, PipelinePlan
+from dtprof.capture.frameworks.pipeline_actions import (
+    OpenAction,
+    PipelineActions,
+    PipelinePlan,
+    describe_backward,
+    describe_forward,
+    describe_setup,
+)
 from dtprof.capture.group_descriptions import name_of
 from dtprof.records import events
 
 _SETUP = ("_initialize_stage", "_initialize_stages")
-
-
-def _forward(stage: int, microbatch: int) -> Description:
-    return Description(
-        "pp", f"pp forward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch
-    )
-
-
-def _backward(stage: int, microbatch: int) -> Description:
-    return Description(
-        "pp", f"pp backward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch
-    )
-
-
-def _setup() -> Description:
-    return Description("pp", "pp set-up of stages")
 
 
 class Pipelines:
@@ -63,7 +54,7 @@ class Pipelines:
         around(module._PipelineSchedule, "_maybe_compute_loss", self._begin_loss, self._end)
         for schedule, setup in zip((module.PipelineScheduleSingle, module.PipelineScheduleMulti), _SETUP, strict=True):
             around(schedule, "step", self._begin_step, self._end)
-            around(schedule, setup, lambda *_, **__: self._attribution.begin(_setup))
+            around(schedule, setup, lambda *_, **__: self._attribution.begin(describe_setup))
 
     # ---- computation ---------------------------------------------------------------------------------------------
 
@@ -101,21 +92,21 @@ class Pipelines:
         if ops:
             sources = _sources(ops, stage.args_recv_info[fwd_chunk_id], stage.stage_index - 1)
             for op, source in zip(ops, sources, strict=True):
-                op._dtprof_label = self._attribution.label(_forward, source, fwd_chunk_id)
+                op._dtprof_label = self._attribution.label(describe_forward, source, fwd_chunk_id)
 
     def _label_backward_receives(self, ops: list[Any], stage: Any, bwd_chunk_id: int) -> None:
         if ops:
             sources = _sources(ops, stage.grad_recv_info[bwd_chunk_id], stage.stage_index + 1)
             for op, source in zip(ops, sources, strict=True):
-                op._dtprof_label = self._attribution.label(_backward, source, bwd_chunk_id)
+                op._dtprof_label = self._attribution.label(describe_backward, source, bwd_chunk_id)
 
     def _label_forward_sends(self, ops: list[Any], stage: Any, fwd_chunk_id: int) -> None:
         for op in ops:
-            op._dtprof_label = self._attribution.label(_forward, stage.stage_index, fwd_chunk_id)
+            op._dtprof_label = self._attribution.label(describe_forward, stage.stage_index, fwd_chunk_id)
 
     def _label_backward_sends(self, ops: list[Any], stage: Any, bwd_chunk_id: int) -> None:
         for op in ops:
-            op._dtprof_label = self._attribution.label(_backward, stage.stage_index, bwd_chunk_id)
+            op._dtprof_label = self._attribution.label(describe_backward, stage.stage_index, bwd_chunk_id)
 
     def _begin_batch(self, p2p_ops: Sequence[Any], *_: Any, **__: Any) -> AttributionLabels | None:
         given = [getattr(op, "_dtprof_label", 0) for op in p2p_ops]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dtprof.analysis.communication.axis_collectives import name_operations
 from dtprof.diagnosis.findings import Finding, group_words
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch
 from dtprof.formatting import list_ranks, plural
@@ -124,13 +125,14 @@ def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:
                 ),
             )
         )
-    groups = name_groups(source.summary.groups)
+    groups = {group.name: f"group {group.name}" for group in source.summary.groups} | name_groups(source.summary.groups)
+    named = name_operations(source.summary, groups)
     kinds = [
         [(f"work: {hue_of(phase).label or phase}", "", time) for phase, time in path.phases_ns.items()],
         [
             (
                 f"transfer: {operation.op}",
-                groups.get(operation.group, f"group {operation.group}"),
+                named.get((operation.group, operation.op), groups.get(operation.group, f"group {operation.group}")),
                 operation.transfer_ns,
             )
             for operation in path.operations

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Sequence
 
+from dtprof.analysis.communication.axis_collectives import name_rows
 from dtprof.analysis.results import (
     CallSiteResult,
     ExchangeBalance,
@@ -75,7 +76,7 @@ def render_collectives(panel: Panel, source: Source, _: Pages) -> Markup:
     groups, names = [described.get(row.group) for row in rows], name_groups(summary.groups)
     columns = [
         text_column("op", "operation", [row.op for row in rows]),
-        text_column("group", "group", [names.get(row.group, row.group) for row in rows]),
+        text_column("group", "group", name_rows(summary, names)),
         number_column("ranks", "ranks", [len(group.ranks) if group else None for group in groups], _as_count),
         text_column("api", "issued by", [row.api or "\u2013" for row in rows]),
         number_column("count", "count", [row.count for row in rows], _as_count),

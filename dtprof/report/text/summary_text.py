@@ -10,14 +10,13 @@ from pathlib import PurePath
 from statistics import median
 
 from dtprof.analysis.caveats import condense_caveats
-from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
+from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis, name_operations
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD
 from dtprof.analysis.results import (
     PARTS,
     CallLine,
     CriticalPathResult,
-    GroupResult,
     PipelineResult,
     RankResult,
     Recovery,
@@ -366,7 +365,7 @@ def _path_lines(summary: Summary) -> list[str]:
     if path is None or path.step_ns <= 0 or (len(path.ranks) < 2 and not path.transfer_ns):
         return []
     pieces = [(ns, phase.replace("_", " "), "") for phase, ns in path.phases_ns.items()]
-    pieces = sorted(pieces + _path_transfers(path, summary.groups), reverse=True)[:4]
+    pieces = sorted(pieces + _path_transfers(path, summary), reverse=True)[:4]
     alike = Counter(name for _, name, _ in pieces)
     shown = [f"{name} over {axis}" if axis and alike[name] > 1 else name for ns, name, axis in pieces if ns]
     shown = [f"{name} {format_fraction(ns / path.step_ns, 0)}" for (ns, *_), name in zip(pieces, shown, strict=False)]
@@ -377,13 +376,14 @@ def _path_lines(summary: Summary) -> list[str]:
     return labelled("crit. path", ", ".join(shown) + most)
 
 
-def _path_transfers(path: CriticalPathResult, groups: Sequence[GroupResult]) -> list[tuple[int, str, str]]:
+def _path_transfers(path: CriticalPathResult, summary: Summary) -> list[tuple[int, str, str]]:
     """Return the transfers on the critical path by operation and axis."""
-    purposes = {group.name: purpose_of(group) for group in groups}
+    purposes = {group.name: axis_words(purpose_of(group)) or f"group {group.name}" for group in summary.groups}
+    named = name_operations(summary, purposes)
     transfers: Counter[tuple[str, str]] = Counter()
     for operation in path.operations:
-        axis = purposes.get(operation.group) or f"group {operation.group}"
-        transfers[operation.op, axis_words(axis)] += operation.transfer_ns
+        of_group = purposes.get(operation.group, f"group {operation.group}")
+        transfers[operation.op, named.get((operation.group, operation.op), of_group)] += operation.transfer_ns
     return [(ns, *called) for called, ns in transfers.items()]
 
 
