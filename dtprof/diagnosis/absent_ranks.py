@@ -75,7 +75,8 @@ def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
         words = f"is blocked in {stack.device_call}: it waits for its own device, which does not get on,"
         return "rank-stuck", words, DEVICE_ADVICE, 0.9
     if progress:
-        return "long-operation", "is still at work outside any collective", LONG_WORK, 0.8
+        seen = stack is not None and bool(stack.frames)  # without a stack it may be a loop that has no end
+        return "long-operation", "is still at work outside any collective", LONG_WORK, 0.8 if seen else 0.5
     if stack is not None and stack.python_state == PythonState.ENDLESS:
         words = "is in a loop without an exit, outside any collective,"
         return "rank-stuck", words, "Give the loop at this line a condition that it can meet, or a time limit.", 0.9
@@ -137,11 +138,11 @@ def observed_words(rank: RankState) -> str:
         return f"Ctrl-C (SIGINT) found it{at_line(rank.interruption.frame) or ' at an unknown line'}{phases}"
     if stack is None:
         return f"no stack was taken; its last record is{at_line(rank.last_site) or ' at an unknown line'}{phases}"
+    progress = "".join(f", {words}" for words in progress_of(rank))
     if not stack.frames:
-        return f"process state {stack.state}{phases}; {stack.reason}"
+        return f"process state {stack.state}{progress}{phases}; {stack.reason}"
     path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in stack.frames[:4])
     share = "" if stack.cpu_share is None else f", {format_fraction(stack.cpu_share, 0)} of a core"
-    progress = "".join(f", {words}" for words in progress_of(rank))
     return f"process state {stack.state}{share}{progress}{phases}; stack: {path}"
 
 

@@ -99,6 +99,7 @@ class Stack:
     def progress(self) -> tuple[str, ...]:
         """Evidence of progress while others wait; empty where there is none."""
         busy, share = self.is_busy, self.children_cpu_share or 0.0
+        is_unseen = bool(self.reason) and self.python_state is None
         facts = (
             ((self.io_bytes or 0) >= MOVED_BYTES, f"{(self.io_bytes or 0) / 1e6:,.1f} MB read or written"),
             (share > BUSY, f"its children use {format_fraction(share, 0)} of a core"),
@@ -106,6 +107,7 @@ class Stack:
             (busy and self.python_state == PythonState.CHANGED, "its local variables change"),
             (busy and self.python_state == PythonState.UNSEEN, "it uses the CPU"),
             (busy and self.python_state == PythonState.NATIVE, "it computes in native code"),
+            (is_unseen and (self.cpu_share or 0.0) > BUSY, "it uses the CPU, and no stack shows for what"),
         )
         return tuple(words for is_so, words in facts if is_so)
 

@@ -7,6 +7,12 @@ SHARED_MEMORY = (
     "SIGBUS: a mapped file shrank, or shared memory ran out: look at `df /dev/shm`, give the container a larger one "
     "(docker run --shm-size, an emptyDir with medium Memory)."
 )
+SIGNALLED = {
+    "SIGKILL": "Look for the OOM killer in the kernel log of the host (dmesg), and at who may kill.",
+    "SIGBUS": SHARED_MEMORY,
+}
+"""Advice by the signal that ended a process, where nothing else tells of it; else NATIVE_CRASH."""
+NATIVE_CRASH = "Native code crashed: take a core dump or set PYTHONFAULTHANDLER=1 for the stack."
 DEVICE_MEMORY = "Lower what the rank holds on its device: batch, sequence length, activations; see what grew before."
 NO_SUCH_MEMORY = (
     "The host had no such memory left: ask for less at that line, lower what each rank holds (loader workers), or give "

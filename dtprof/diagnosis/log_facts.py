@@ -10,6 +10,22 @@ MAX_FACTS = 20_000
 """Facts kept of one kind; later ones are counted only."""
 
 
+SIGNALS = {
+    "SIGHUP": 1,
+    "SIGINT": 2,
+    "SIGILL": 4,
+    "SIGABRT": 6,
+    "SIGBUS": 7,
+    "SIGFPE": 8,
+    "SIGKILL": 9,
+    "SIGSEGV": 11,
+    "SIGTERM": 15,
+}
+
+
+UNNAMED_EXIT = "unnamed-exit"
+"""Kind of the note of a process that ended, of which its launcher does not say which it was."""
+
 MAX_RANK = 100_000
 """A higher number is no rank: something else stood where a rank is named."""
 
@@ -31,7 +47,8 @@ class Timeout:
 
     order: Order
     rank: int | None
-    seq: int
+    seq: int | None
+    """None before torch 1.12, whose lines have no number."""
     op: str
     group_rank: int | None = None
     numel_in: int | None = None
@@ -109,6 +126,8 @@ class Exit:
     host: str = ""
     pid: int = 0
     from_table: bool = False
+    out_of_memory: bool = False
+    """The scheduler ended it for want of memory, by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from dtprof.diagnosis.log_facts import BACKWARD, MAX_RANK, Communicator, Exit, F
 from dtprof.records.tables import Group, Site
 
 FROM_OUTSIDE = ("KeyboardInterrupt", "SystemExit")
+NOBODY_CAME = ("RendezvousTimeoutError", "RendezvousConnectionError")
+"""What torch's launcher raises where other nodes, or the store, do not come: before it starts a rank."""
 RAISED_BY_TORCH = re.compile(r"RuntimeError|Dist\w*Error|TimeoutError|Rendezvous\w*|Connection\w*Error|BrokenPipeError")
 SAID_BY_C10D = re.compile(
     r"/gloo/|Timed out waiting \d+ms for|communicator was aborted|Watchdog caught|ncclRemoteError|remote process exited"
@@ -24,6 +26,7 @@ LOST_OR_LATE = re.compile(
 MISMATCH = "Detected mismatch between collectives"
 ORDINARY_LINES_AFTER = 25
 TERMINATED = (-15, -2, -1, 143, 130)
+ABORTED = -6
 
 _OPERATIONS = (
     "all_reduce",
@@ -154,7 +157,7 @@ def _judge(chain: list[Trace], job: LoggedJob) -> None:
     if not own:
         return
     chosen = own[-1]
-    if last.bare:
+    if last.bare and not last.fatal:
         job.hints.append(chosen)
     elif _ended_its_process(last, rank, job):
         if rank is None:
@@ -166,7 +169,7 @@ def _judge(chain: list[Trace], job: LoggedJob) -> None:
 def blame(trace: Trace) -> str:
     """Classify an exception: own, victim, mismatch, launcher, outside."""
     name = simple_type(trace)
-    if name in launchers.EXCEPTIONS:
+    if name in launchers.EXCEPTIONS or name in NOBODY_CAME:
         return "launcher"
     if name in FROM_OUTSIDE:
         return "outside"

@@ -1,6 +1,7 @@
 """The front of each rank in each group: the oldest operation that NCCL's watchdog gave up on."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from dtprof.diagnosis.log_facts import MAX_RANK, LoggedProgress, Timeout
 from dtprof.diagnosis.logged_job import LoggedJob, group_of, operation
@@ -21,7 +22,9 @@ Key = tuple[str, str] | None
 
 def fronts_by_group(job: LoggedJob) -> dict[Key, Fronts]:
     """Return the oldest timed-out operation of each rank in each group."""
-    named = {(one.rank, one.work): one for one in job.facts.progress if one.work is not None}
+    named: dict[tuple[int | None, int | None], LoggedProgress] = {
+        (one.rank, one.work): one for one in job.facts.progress if one.work is not None
+    }
     certain = any(not timeout.rank_in_group for timeout in job.facts.timeouts)
     result: dict[Key, Fronts] = {}
     for timeout in job.facts.timeouts:
@@ -30,9 +33,27 @@ def fronts_by_group(job: LoggedJob) -> dict[Key, Fronts]:
         progress = named.get((timeout.rank, timeout.seq))
         key = (progress.group, progress.description) if progress else None
         fronts = result.setdefault(key, {})
-        if timeout.rank not in fronts or timeout.seq < fronts[timeout.rank].timeout.seq:
+        known = fronts.get(timeout.rank)
+        if known is None or is_older(timeout, known.timeout):
             fronts[timeout.rank] = Front(timeout=timeout, progress=progress)
+    for front in list(_told_by_progress(named.values(), result)):
+        key = (front.progress.group, front.progress.description) if front.progress else None
+        result[key].setdefault(front.timeout.rank if front.timeout.rank is not None else -1, front)
     return _joined(result)
+
+
+def is_older(one: Timeout, other: Timeout) -> bool:
+    """Say whether an operation comes before another of its rank and group; without numbers, in the order of the log."""
+    return one.seq is not None and other.seq is not None and one.seq < other.seq
+
+
+def _told_by_progress(reported: Iterable[LoggedProgress], groups: dict[Key, Fronts]) -> Iterator[Front]:
+    """Yield the fronts of ranks whose line with the timeout is missing: what failed has its number in the next line."""
+    for one in reported:
+        fronts = groups.get((one.group, one.description), {})
+        alike = next((front.timeout for front in fronts.values() if front.timeout.seq == one.work), None)
+        if one.rank is not None and one.rank not in fronts and alike is not None:
+            yield Front(timeout=replace(alike, rank=one.rank, group_rank=one.group_rank), progress=one)
 
 
 def _joined(groups: dict[Key, Fronts]) -> dict[Key, Fronts]:
@@ -68,6 +89,20 @@ def usual_front(fronts: Fronts) -> Timeout:
     return next(one.timeout for one in fronts.values() if (one.timeout.seq, one.timeout.op) == chosen)
 
 
+def operation_of(timeout: Timeout) -> str | None:
+    """Return the operation of a timeout; of coalesced ones all_gather, where each adds the members' parts."""
+    numel_in, numel_out = timeout.numel_in or 0, timeout.numel_out or 0
+    if timeout.op == "COALESCED" and 0 < numel_in < numel_out and numel_out % numel_in == 0:
+        return "all_gather"
+    return operation(timeout.op)
+
+
+def place_of(timeout: Timeout) -> str:
+    """Return an operation in words: `all_reduce #12`; before torch 1.12 without its number."""
+    name = operation_of(timeout) or timeout.op
+    return name if timeout.seq is None else f"{name} #{timeout.seq}"
+
+
 def is_ambiguous(fronts: Fronts) -> bool:
     """Say whether one name covers several groups: the same rank of a group on several global ranks."""
     ranks = [one.timeout.group_rank for one in fronts.values() if one.progress is None] + [
@@ -94,9 +129,9 @@ def _told_size(job: LoggedJob, fronts: Fronts) -> tuple[int, bool]:
     ratios = set()
     for one in fronts.values():
         big, small = max(one.timeout.numel_in or 0, one.timeout.numel_out or 0), one.timeout.numel_in or 0
-        if operation(one.timeout.op) == "reduce_scatter":
+        if operation_of(one.timeout) == "reduce_scatter":
             small = one.timeout.numel_out or 0
-        if operation(one.timeout.op) in ("all_gather", "reduce_scatter") and small and big % small == 0:
+        if operation_of(one.timeout) in ("all_gather", "reduce_scatter") and small and big % small == 0:
             ratios.add(big // small)
     if len(ratios) == 1 and (size := ratios.pop()) >= least:
         return size, True

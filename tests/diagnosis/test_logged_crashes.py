@@ -124,7 +124,6 @@ def test_spawned_process_names_its_rank(diagnose_texts: Diagnose) -> None:
         "srun: error: node7: task 2: Killed",
         "-- Process 2: torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with signal SIGKILL",
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 2 (pid: 8) of binary: p",
-        "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py', '--local_rank=2'] exits with return code = -9",
         "mpirun noticed that process rank 2 with PID 0 on node n1 exited on signal 9 (Killed).",
     ],
 )

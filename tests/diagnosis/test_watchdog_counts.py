@@ -77,7 +77,7 @@ def test_a_mismatch_is_read_whatever_stands_around_it(diagnose_texts: Diagnose) 
 
 
 def test_a_bus_error_points_at_shared_memory(diagnose_texts: Diagnose) -> None:
-    verdict = diagnose_texts("['python3', 'main.py', '--local_rank=3'] exits with return code = -7")
+    verdict = diagnose_texts("srun: error: node7: task 3: Bus error")
     (finding,) = verdict.findings
     assert (finding.kind, finding.culprit_ranks) == ("rank-killed", (3,))
     assert "/dev/shm" in finding.advice[0]

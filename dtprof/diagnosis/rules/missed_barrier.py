@@ -10,10 +10,11 @@ from dtprof.formatting import list_ranks
 
 def find_missed_barrier(job: LoggedJob) -> Finding | None:
     """Return the finding for ranks that a monitored barrier waited for in vain."""
-    reached = {note.rank for note in job.notes("barrier-reached")} - {None}
-    missed = {rank for note in job.notes("barrier-missed", "barrier-waits") for rank in note.ranks} - reached
+    reached = {note.rank for note in job.notes("barrier-reached") if note.rank is not None}
+    told = job.notes("barrier-missed", "barrier-waits")
+    missed = {rank for note in told for rank in note.ranks} - reached
     if not missed:
-        return None
+        return _find_late_root(job, reached) if reached and not told else None
     culprits = tuple(sorted(missed))
     exited = job.left_in_order(missed) == missed
     waiting = tuple(sorted(job.waited_for() - missed))
@@ -28,6 +29,21 @@ def find_missed_barrier(job: LoggedJob) -> Finding | None:
         exited=exited,
         confidence=0.8,
         evidence=tuple(facts),
+    )
+
+
+def _find_late_root(job: LoggedJob, reached: set[int]) -> Finding | None:
+    """Return the finding where ranks waited in vain for rank 0, which asks all others, and it says nothing."""
+    if not job.notes("gloo-timeout") or 0 in job.waited_for() | reached:
+        return None
+    return absence_finding(
+        job,
+        culprits=(0,),
+        waiting=tuple(sorted(reached)),
+        ops={"barrier"},
+        exited=False,
+        confidence=0.45,
+        evidence=(f"{list_ranks(sorted(reached))} reached torch's monitored barrier, and rank 0 did not answer",),
     )
 
 

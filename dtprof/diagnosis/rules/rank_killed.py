@@ -6,7 +6,7 @@ from dataclasses import replace
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.known_errors import HOST_MEMORY, SHARED_MEMORY
+from dtprof.diagnosis.known_errors import HOST_MEMORY, NATIVE_CRASH, SIGNALLED
 from dtprof.diagnosis.rank_failures import (
     NATIVE_CRASHES,
     end_ns,
@@ -193,16 +193,13 @@ def _reported_finding(job: JobState) -> Finding:
     if everybody:
         facts.append("every rank that the log names ended so: the log does not say which was first")
     ended = job.log.notes("ended-thread") if job.log is not None else []
-    if name == "SIGKILL":
-        kernel = "Look for the OOM killer in the kernel log of the host (dmesg), and at who may kill."
-        advice = HOST_MEMORY if oom_reports(job) else kernel
-    elif name == "SIGBUS":
-        advice = SHARED_MEMORY
+    if name == "SIGKILL" and oom_reports(job):
+        advice = HOST_MEMORY
     elif name == "SIGABRT" and ended:
         facts.append(f"{ended[0].text!r} is what C++ says of a thread that was ended from outside: {LATE_THREAD}")
         advice = END_IN_ORDER
     else:
-        advice = "Native code crashed: take a core dump or set PYTHONFAULTHANDLER=1 for the stack."
+        advice = SIGNALLED.get(name or "", NATIVE_CRASH)
     finding = exit_finding(
         "rank-killed",
         f"{capitalised(culprits)} {'was' if len(culprits) == 1 else 'were'} killed by {name}",

@@ -116,10 +116,11 @@ def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, r
     """
     now = rank.first_blocking
     newest = rank.operations[-2:]
-    at = next((i for i in range(len(reference.operations) - 1, -1, -1) if reference.operations[i] == skipped), 0)
-    if now is None or len(newest) < 2 or newest[1] != now or at < 1:
+    at = next((i for i in range(len(reference.operations) - 1, -1, -1) if reference.operations[i] == skipped), -1)
+    if now is None or not newest or newest[-1] != now or at < 0:
         return False
-    if newest[0].label != reference.operations[at - 1].label:
+    before = reference.operations[at - 1].label if at else None
+    if (newest[0].label if len(newest) > 1 else None) != before:
         return False
     here, there = (job.place_in_source(site) for site in (skipped.site, now.site))
     if here is None or there is None or skipped.site is None or now.site is None:

@@ -1,17 +1,19 @@
 """Deaths that messages report and that no exit record of a rank shows."""
 
 from dtprof.diagnosis.findings import Finding, capitalised
-from dtprof.diagnosis.known_errors import HOST_MEMORY
-from dtprof.diagnosis.log_facts import Note
+from dtprof.diagnosis.known_errors import HOST_MEMORY, NATIVE_CRASH, SIGNALLED
+from dtprof.diagnosis.log_facts import SIGNALS, UNNAMED_EXIT, Note
 from dtprof.diagnosis.log_rule import log_rule
 from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.rule import Declared, Stage
+
+OUTPUT_BY_RANK = "Keep every rank's output by itself: deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR."
 
 
 def find_unnamed_death(job: LoggedJob) -> Finding | None:
     """Return the finding for a process of which only the kernel, or its last line, tells that it died."""
     ooms = job.notes("oom-kill")
-    return _oom_alone(ooms, job) if ooms else _native_alone(job)
+    return _oom_alone(ooms, job) if ooms else _ended_alone(job) or _native_alone(job)
 
 
 def find_device_error(job: LoggedJob) -> Finding | None:
@@ -46,6 +48,25 @@ def _oom_alone(ooms: list[Note], job: LoggedJob) -> Finding:
     )
 
 
+def _ended_alone(job: LoggedJob) -> Finding | None:
+    """Return the finding for a process of which its launcher tells how it ended, and not which it was."""
+    ends = job.notes(UNNAMED_EXIT, "signal-received")
+    if not ends or job.waited_for() or job.exits:
+        return None
+    status = ends[0].number if ends[0].kind == UNNAMED_EXIT else -ends[0].number
+    name = next((name for name, number in SIGNALS.items() if number == -status), None)
+    how = f"was killed by {name or f'signal {-status}'}" if status < 0 else f"ended with exit status {status}"
+    return Finding(
+        kind="rank-killed" if status < 0 else "rank-crashed",
+        summary=f"A process of the job {how}; the log does not say which.",
+        culprit_ranks=(),
+        confidence=0.6,
+        evidence=(ends[0].text[-160:],),
+        advice=(*((SIGNALLED.get(name or "", NATIVE_CRASH),) if status < 0 else ()), OUTPUT_BY_RANK),
+        leaves_open=("which rank it was: such a launcher prints the command of its last process, whichever failed",),
+    )
+
+
 def _native_alone(job: LoggedJob) -> Finding | None:
     crashes = job.notes("native-crash")
     if not crashes or job.waited_for():
@@ -57,11 +78,11 @@ def _native_alone(job: LoggedJob) -> Finding | None:
         culprit_ranks=ranks,
         confidence=0.5,
         evidence=(crashes[0].text,),
-        advice=("Take a core dump or set PYTHONFAULTHANDLER=1 for the stack.",),
+        advice=(NATIVE_CRASH,),
     )
 
 
 RULES: Declared = (
     log_rule(find_device_error, ("rank-crashed",), Stage.NAMED),
-    log_rule(find_unnamed_death, ("rank-killed",)),
+    log_rule(find_unnamed_death, ("rank-killed", "rank-crashed")),
 )

@@ -89,11 +89,10 @@ def _mismatch(
     return Finding(
         kind=kind,
         summary=f"{capitalised(culprits)} made {words}{against} at #{first.seq}: {_words(first)}"
-        + (f", against {_words(prints[others[0]])}." if others else "."),
+        + f", against {_words(prints[others[0] if others else culprits[-1]])}.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(sorted(others)),
-        # Both sides of different operations stand for one that went astray: which is a guess.
-        confidence=0.85 if not split or kind != "collective-order-mismatch" else 0.5,
+        confidence=0.45 if split else 0.85,  # both sides stand for the one that is wrong, which is a guess
         op=operation(first.op),
         seq=first.seq,
         call_sites=job.sites(others),

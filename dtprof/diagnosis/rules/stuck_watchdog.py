@@ -17,12 +17,14 @@ def find_stuck(job: LoggedJob) -> Suspicion:
             return None
         who = f" of {list_ranks(ranks)}" if ranks else ""
         return f"the heartbeat monitor{who} timed out: what the processes were stuck in is not in the log"
-    ranks = sorted({note.rank for note in stuck if note.rank is not None})
+    stalled = (*stuck, *job.notes("heartbeat"))  # a monitor tells of its rank at once, and says more before it ends it
+    ranks = sorted({note.rank for note in stalled if note.rank is not None})
+    everybody = len(ranks) > 1 and set(ranks) == job.known
     return Finding(
         kind="rank-stuck",
         summary=f"{capitalised(ranks) if ranks else 'A rank'} stalled outside collectives for "
         f"{stuck[0].number} s: in a call of CUDA or NCCL, or waiting for the GIL.",
-        culprit_ranks=tuple(ranks),
+        culprit_ranks=() if everybody else tuple(ranks),
         confidence=0.4,
         evidence=(stuck[0].text[:300],),
         advice=(

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from dtprof.diagnosis.findings import Finding, capitalised, group_words
+from dtprof.diagnosis.findings import Finding, capitalised, group_words, wait_words
 from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
-from dtprof.diagnosis.logged_absences import COLLECT, fewer_calls_finding
+from dtprof.diagnosis.logged_absences import COLLECT, DID_LAST, fewer_calls_finding
 from dtprof.diagnosis.logged_job import LoggedJob, group_of
 from dtprof.diagnosis.rule import Declared
 from dtprof.formatting import list_ranks
@@ -47,11 +47,31 @@ def find_behind(job: LoggedJob) -> Suspicion:
     behind = {rank: counts[rank].enqueued for rank in sorted(counts) if counts[rank].enqueued < seq}
     waiting = tuple(sorted(set(counts) - set(behind)))
     if not behind:
-        return _all_in(job, group, seq, waiting)
+        return _find_observer(job, group, seq, waiting) or _all_in(job, group, seq, waiting)
     if len(behind) > len(waiting):
         reason = f"only {list_ranks(waiting)} came to #{seq} of {group_words(group)}"
         return f"a collective timed out: {reason}, which may be one operation too many"
     return fewer_calls_finding(job, group, seq, enqueued=behind, waiting=waiting, confidence=0.6)
+
+
+def _find_observer(job: LoggedJob, group: Group | None, seq: int, waiting: tuple[int, ...]) -> Finding | None:
+    """Return the finding for ranks that saw others' signal to dump, and had no timeout of their own."""
+    observers = sorted({note.rank for note in job.notes("dump-observed") if note.rank is not None} - set(waiting))
+    if not observers or len(observers) >= len(waiting):
+        return None
+    return log_finding(
+        job,
+        "rank-skipped-collective",
+        f"{capitalised(observers)} had no timeout; {wait_words(waiting)} in #{seq} of {group_words(group)}.",
+        culprits=observers,
+        waiting=waiting,
+        confidence=0.4,
+        group=group,
+        seq=seq,
+        evidence=(f"{list_ranks(observers)} only observed that other ranks asked for dumps",),
+        advice=(DID_LAST, COLLECT),
+        leaves_open=("how far these ranks had come: their counts are not in the log",),
+    )
 
 
 def _groups(job: LoggedJob) -> dict[tuple[str, str], RankCounts]:

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dtprof.diagnosis.findings import Finding, capitalised, group_words, wait_words
 from dtprof.diagnosis.log_rule import log_finding, log_rule
 from dtprof.diagnosis.logged_absences import COLLECT, DID_LAST, fewer_calls_finding, unnamed_absence_finding
-from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
+from dtprof.diagnosis.logged_job import ABORTED, LoggedJob, odd_ones
 from dtprof.diagnosis.rule import Declared
 from dtprof.diagnosis.watchdog_fronts import (
     Fronts,
@@ -16,6 +16,8 @@ from dtprof.diagnosis.watchdog_fronts import (
     group_size,
     is_ambiguous,
     one_number_for_many,
+    operation_of,
+    place_of,
     usual_front,
 )
 from dtprof.formatting import list_ranks, plural
@@ -38,7 +40,7 @@ def find_timeouts(job: LoggedJob) -> Finding | None:
     if one_number_for_many(job.facts.timeouts):
         reason = "this torch prints ranks of groups, and one number stands for several processes"
         return _no_culprit(job, key, fronts, (), reason)
-    if operation(late[0].op) in ("send", "recv") or late[0].op == "COALESCED":
+    if operation_of(late[0]) in ("send", "recv", None):
         reason = "of messages between two ranks the log does not name the other side"
         return _no_culprit(job, key, fronts, (), reason)
     if key is None and len({(one.seq, one.op) for one in late}) > 1:
@@ -54,9 +56,9 @@ def find_timeouts(job: LoggedJob) -> Finding | None:
 
 def _no_culprit(job: LoggedJob, key: Key, fronts: Fronts, facts: tuple[str, ...], reason: str) -> Finding:
     first = usual_front(fronts)
-    op, group = operation(first.op), group_at(key, set(fronts))
+    op, group = operation_of(first), group_at(key, set(fronts))
     same = len({(one.timeout.seq, one.timeout.op) for one in fronts.values()}) == 1
-    place = f"{op or first.op} #{first.seq}" if same else op or first.op
+    place = place_of(first) if same else op or first.op
     where = f" of {group_words(group)}" if group else ""
     return unnamed_absence_finding(
         job,
@@ -96,13 +98,13 @@ def _disagreement(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
     """Return the finding for members that made different operations, or sizes, at one position."""
     seq = usual_front(fronts).seq
     here = {rank: one.timeout for rank, one in fronts.items() if one.timeout.seq == seq}
-    ops: dict[int, Hashable] = {rank: operation(one.op) or one.op for rank, one in here.items()}
+    ops: dict[int, Hashable] = {rank: operation_of(one) or one.op for rank, one in here.items()}
     sizes: dict[int, Hashable] = {
-        rank: (one.numel_in, one.numel_out) for rank, one in here.items() if operation(one.op) in AGREE_IN_SIZE
+        rank: (one.numel_in, one.numel_out) for rank, one in here.items() if operation_of(one) in AGREE_IN_SIZE
     }
     if len(set(ops.values())) > 1:
         kind, values, words = "collective-order-mismatch", ops, "different operations"
-    elif len(set(sizes.values())) > 1 and "COALESCED" not in {one.op for one in here.values()}:
+    elif len(set(sizes.values())) > 1:
         kind, values, words = "size-mismatch", sizes, "different sizes"
     else:
         return None
@@ -119,7 +121,7 @@ def _disagreement(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
         waiting=waiting,
         confidence=0.7 if waiting and key else 0.45,
         group=group,
-        op=operation(here[culprits[0]].op),
+        op=operation_of(here[culprits[0]]),
         seq=seq,
         evidence=tuple(f"rank {rank}: {one.op} of {one.numel_in} elements" for rank, one in sorted(here.items())[:4]),
         advice=("Compare what these ranks call, and the sizes they pass.", COLLECT),
@@ -137,19 +139,20 @@ def _out_of_step(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
         )
     waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
     usual, group = usual_front(fronts), group_at(key, set(fronts))
-    at = ", ".join(f"#{seq}" for seq in sorted({fronts[rank].timeout.seq for rank in culprits}))
+    found = {seq for rank in culprits if (seq := fronts[rank].timeout.seq) is not None}
+    at = ", ".join(f"#{seq}" for seq in sorted(found))
     return log_finding(
         job,
         "rank-skipped-collective",
         f"{capitalised(culprits)} stand{'s' if len(culprits) == 1 else ''} at {at} of {group_words(group)}; "
-        f"{wait_words(waiting)} in {operation(usual.op) or usual.op} #{usual.seq}.",
+        f"{wait_words(waiting)} in {place_of(usual)}.",
         culprits=culprits,
         waiting=waiting,
         confidence=0.5,
         group=group,
-        op=operation(usual.op),
+        op=operation_of(usual),
         seq=usual.seq,
-        evidence=tuple(f"rank {rank}: {fronts[rank].timeout.op} #{fronts[rank].timeout.seq}" for rank in culprits[:3]),
+        evidence=tuple(f"rank {rank}: {place_of(fronts[rank].timeout)}" for rank in culprits[:3]),
         advice=("Look for a collective that only some ranks make.", COLLECT),
     )
 
@@ -157,7 +160,7 @@ def _out_of_step(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
 def _behind(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
     """Return the finding for ranks that reported that they had not enqueued the operation."""
     usual, group = usual_front(fronts), group_at(key, set(fronts))
-    if key is None or is_ambiguous(fronts):
+    if key is None or usual.seq is None or is_ambiguous(fronts):
         return None
     reported = {one.rank: one.enqueued for one in job.facts.progress if (one.group, one.description) == key}
     behind = {r: done for r, done in reported.items() if r is not None and r not in fronts and done is not None}
@@ -178,12 +181,12 @@ def _silent(job: LoggedJob, key: Key, fronts: Fronts, groups: dict[Key, Fronts])
     size, certain = group_size(job, fronts)
     elsewhere = {rank for other in groups.values() for rank in other} - set(fronts)
     missing = set(range(size)) - set(fronts)
-    culprits = tuple(sorted(missing - elsewhere))
-    op = operation(usual.op) or usual.op
+    aborted = {rank for rank, end in job.exits.items() if end.status == ABORTED}  # by watchdogs of their own
+    culprits = tuple(sorted(missing - elsewhere - aborted))
     where = f" of {group_words(group)}" if group else ""
     if not missing and certain and len(fronts) > 1:
         return _all_in(job, key, fronts)
-    if not culprits or not size or len(missing) > len(fronts):
+    if not culprits or not size or len(missing) > len(fronts) or (len(missing) == len(fronts) > 1 and not certain):
         count = f"{len(fronts)} of {size} ranks" if size and certain else f"only {list_ranks(sorted(fronts))}"
         return _no_culprit(job, key, fronts, (), f"{count} reported; the others are silent")
     facts = [f"{list_ranks(culprits)} reported nothing, {list_ranks(sorted(fronts))} did", *_outstanding(fronts)]
@@ -193,12 +196,12 @@ def _silent(job: LoggedJob, key: Key, fronts: Fronts, groups: dict[Key, Fronts])
     return log_finding(
         job,
         "rank-skipped-collective",
-        f"{capitalised(culprits)} did not come to {op} #{usual.seq}{where}; {wait_words(sorted(fronts))}.",
+        f"{capitalised(culprits)} did not come to {place_of(usual)}{where}; {wait_words(sorted(fronts))}.",
         culprits=culprits,
         waiting=fronts,
         confidence=_trust(len(culprits), len(fronts), seen=seen and certain),
         group=group,
-        op=operation(usual.op),
+        op=operation_of(usual),
         seq=usual.seq,
         evidence=tuple(facts),
         advice=(DID_LAST, COLLECT),
@@ -218,11 +221,11 @@ def _all_in(job: LoggedJob, key: Key, fronts: Fronts) -> Finding:
     return log_finding(
         job,
         "backend-stall",
-        f"All {len(fronts)} ranks are in {operation(usual.op) or usual.op} #{usual.seq} and it does not end.",
+        f"All {len(fronts)} ranks are in {place_of(usual)} and it does not end.",
         waiting=fronts,
         confidence=0.5,
         group=group,
-        op=operation(usual.op),
+        op=operation_of(usual),
         seq=usual.seq,
         evidence=("operation, position and size agree on every rank", *_outstanding(fronts)),
         advice=("Look at the network between the hosts and at NCCL's own log (NCCL_DEBUG=INFO).", COLLECT),

@@ -122,10 +122,7 @@ def test_ranks_that_do_not_come_for_different_reasons_are_findings_of_their_own(
     ranks = ranks_in_step(4, 3)
     for rank in ranks[2:]:
         gradients(rank, 3000, done=False)
-    stacks = {
-        i: Stack(state=state, cpu_share=1.0 * (state == "running"), frames=(), reason="no frames")
-        for i, state in enumerate(states)
-    }
+    stacks = {i: Stack(state=state, cpu_share=0.0, frames=(), reason="no frames") for i, state in enumerate(states)}
     verdict = decide(build_job(ranks, exit_status=None, stacks=stacks))
     assert [(finding.kind, finding.culprit_ranks) for finding in verdict.findings] == expected
     assert {finding.waiting_ranks for finding in verdict.findings} == {(2, 3)}
@@ -206,6 +203,19 @@ def test_a_rank_that_gets_on_with_something_is_at_a_long_operation(
     verdict = judge(ranks, exit_status=None, stacks={0: stack})
     assert (verdict.findings[0].kind, verdict.findings[0].culprit_ranks) == (kind, (0,))
     assert verdict.outcome == ("slow" if kind == "long-operation" else "hang")
+
+
+@pytest.mark.parametrize(("cpu_share", "kind"), [(0.98, "long-operation"), (0.0, "rank-stuck")])
+def test_a_rank_that_computes_is_at_work_where_no_stack_could_be_taken(cpu_share: float, kind: str) -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks[1:]:
+        gradients(rank, 3000, done=False)
+    stack = Stack(state="running", cpu_share=cpu_share, frames=(), reason="py-spy is not installed")
+    (finding,) = judge(ranks, exit_status=None, stacks={0: stack}).findings
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+    if kind == "long-operation":
+        assert finding.confidence == 0.5
+        assert "no stack shows" in finding.evidence[0]
 
 
 def test_a_host_that_spins_in_a_driver_for_its_device_gets_on_with_nothing() -> None:

@@ -3,7 +3,17 @@
 import re
 
 from dtprof.diagnosis.known_errors import NCCL_RESOURCES
-from dtprof.diagnosis.log_facts import Exit, Facts, Fingerprint, LoggedProgress, Note, Order, Timeout
+from dtprof.diagnosis.log_facts import (
+    SIGNALS,
+    UNNAMED_EXIT,
+    Exit,
+    Facts,
+    Fingerprint,
+    LoggedProgress,
+    Note,
+    Order,
+    Timeout,
+)
 from dtprof.diagnosis.sources.logs.line_prefixes import LogLine, rank_before
 
 MAX_TEXT = 400
@@ -30,25 +40,27 @@ WORDS = (
 BYTE_WORDS = tuple(word.encode() for word in WORDS)
 
 WORK = re.compile(
-    r"WorkNCCL\(SeqNum=(\d{1,20}), OpType=(\w+)"
-    r"(?:, NumelIn=(\d{1,20}), NumelOut=(\d{1,20}))?, Timeout\(ms\)=(\d{1,20})\)"
-    r"(?: ran for (\d{1,20}) milliseconds before timing out| timed out in blocking wait)"
+    # Before torch 1.12 without a number. A terminal that wraps lines leaves no space where it broke one at a space.
+    r"WorkNCCL\((?:SeqNum=(\d{1,20}), ?)?OpType=(\w+)"
+    r"(?:, ?NumelIn=(\d{1,20}), ?NumelOut=(\d{1,20}))?, ?Timeout\(ms\)=(\d{1,20})\)"
+    r"(?: ?ran ?for ?(\d{1,20}) ?milliseconds ?before ?timing ?out| ?timed ?out ?in ?blocking ?wait)"
 )
 OF_RANK = re.compile(r"\[Rank (\d{1,7})\] Watchdog caught")
 GROUP = re.compile(r"\[PG (?:ID \S{1,30} PG GUID )?([^\s()\]]{1,80})\s?(?:\(([^)]{0,200})\))? Rank (\d{1,7})\]")
 WORKED = re.compile(r"(?:at NCCL work|by watchdog at work(?: sequence id)?): (\d{1,20})")
-ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (-?\d{1,20})")
-COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d{1,20})")
+ENQUEUED = re.compile(r"[Ll]ast ?enqueued ?(?:NCCL ?)?work: ?(-?\d{1,20})")
+COMPLETED = re.compile(r"last ?completed ?(?:NCCL ?)?work: ?(-?\d{1,20})")
 PRINT = re.compile(
     r"Rank (\d{1,7}) is running (inconsistent )?collective: CollectiveFingerPrint\("
-    r"(?:SequenceNumber=(\d{1,20}),? ?)?OpType=(\w+)(?:, TensorShape=\[([^\]]{0,300})\])?"
-    r"(?:, TensorDtypes=([\w, ]{0,200}?), TensorDeviceTypes)?"
+    r"(?:SequenceNumber=(\d{1,20}),? ?)?OpType=(\w+)(?:, ?TensorShape=\[([^\]]{0,300})\])?"
+    r"(?:, ?TensorDtypes=([\w, ]{0,200}?), ?TensorDeviceTypes)?"
 )
 EXITED = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,6}) \(pid: (\d{1,10})\)")
-DEEPSPEED_EXIT = re.compile(r"--local_rank=(\d{1,6}).{0,4000}exits with return code = (-?\d{1,5})")
-LAUNCH_EXIT = re.compile(
-    r"--local_rank=(\d{1,6}).{0,4000}(?:returned non-zero exit status (\d{1,3})|died with <Signals\.\w+: (\d{1,3})>)"
+LAST_COMMAND = re.compile(
+    r"--local_rank=(\d{1,6}).{0,4000}(?:exits with return code = (-?\d{1,5})"
+    r"|returned non-zero exit status (\d{1,3})|died with <Signals\.\w+: (\d{1,3})>)"
 )
+"""The launchers of DeepSpeed, and of torch before 1.9, print the command of their last process, whichever failed."""
 SPAWN_EXIT = re.compile(r"process (\d{1,6}) terminated with (?:signal (SIG\w+)|exit code (-?\d{1,5}))")
 SRUN = re.compile(
     r"srun: error: \S{1,200}: tasks? ([\d,-]{1,400}): (Killed|Out Of Memory"
@@ -58,17 +70,6 @@ LIGHTNING_EXIT = re.compile(r"\[rank: (\d{1,7})\] Child process with PID \d+ ter
 MPI_FIRST = re.compile(r"Process name: \[\[\d+,\d+\],(\d{1,7})\]")
 MPI_ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d{1,7}) in communicator")
 MPI_EXIT = re.compile(r"process rank (\d{1,7}) with PID \d+ on node \S{1,200} exited on signal (\d{1,3})")
-SIGNALS = {
-    "SIGHUP": 1,
-    "SIGINT": 2,
-    "SIGILL": 4,
-    "SIGABRT": 6,
-    "SIGBUS": 7,
-    "SIGFPE": 8,
-    "SIGKILL": 9,
-    "SIGSEGV": 11,
-    "SIGTERM": 15,
-}
 SRUN_STATUS = {
     "Killed": -9,
     "Out Of Memory": -9,
@@ -179,6 +180,7 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("xid", re.compile(r"NVRM: Xid.{0,160}")),
     ("native-crash", re.compile(r"Segmentation fault|HW Exception by GPU|Fatal Python error: .{0,80}")),
+    ("signal-received", re.compile(r"[Ss]ignal (?P<number>\d{1,2}) \(SIG\w{1,10}\) received by PID \d{1,10}")),
     ("ended-thread", re.compile(r"terminate called without an active exception")),
     (
         "stopped",
@@ -187,6 +189,7 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"|\*\*\* (?:JOB|STEP) .{0,120}CANCELLED AT.{0,100}"
         ),
     ),
+    ("dump-observed", re.compile(r"Observed flight recorder dump signal from another rank")),
     ("folded", re.compile(r"\[repeated \d+x across cluster\]")),
     ("failed", re.compile(r"ChildFailedError|Root Cause \(first observed failure\)")),
 )
@@ -206,7 +209,7 @@ def read_sentences(line: LogLine, order: Order, facts: Facts) -> None:
     if "CollectiveFingerPrint(" in text:
         _read_fingerprints(line, order, facts)
     if any(words in text for words in EXITING):
-        _read_exits(text, facts)
+        _read_exits(text, order, facts)
     for kind, pattern in NOTES:
         if found := pattern.search(text):
             _read_note(kind, found, text, rank, order, facts)
@@ -224,7 +227,7 @@ def _read_timeouts(line: LogLine, order: Order, facts: Facts) -> None:
             Timeout(
                 order=order,
                 rank=rank if rank is not None else group_rank,
-                seq=int(found[1]),
+                seq=int(found[1]) if found[1] else None,
                 op=found[2],
                 group_rank=group_rank,
                 numel_in=int(found[3]) if found[3] else None,
@@ -286,16 +289,17 @@ def _read_fingerprints(line: LogLine, order: Order, facts: Facts) -> None:
         )
 
 
-def _read_exits(text: str, facts: Facts) -> None:
+def _read_exits(text: str, order: Order, facts: Facts) -> None:
     if found := EXITED.search(text):
         local = int(found[2])
         facts.local_exits[local] = Exit(rank=local, local_rank=local, status=int(found[1]), pid=int(found[3]))
-    if found := DEEPSPEED_EXIT.search(text):
-        facts.local_exits[int(found[1])] = Exit(rank=int(found[1]), status=int(found[2]))
-    if found := LAUNCH_EXIT.search(text):
-        facts.local_exits[int(found[1])] = Exit(
-            rank=int(found[1]), status=-int(found[3]) if found[3] else int(found[2])
-        )
+    if found := LAST_COMMAND.search(text):
+        status = -int(found[4]) if found[4] else int(found[2] or found[3])
+        if (last := int(found[1])) == 0:
+            facts.local_exits[0] = Exit(rank=0, status=status)
+        else:
+            facts.world_size = max(facts.world_size, last + 1)
+            facts.add(Note(order=order, rank=None, kind=UNNAMED_EXIT, text=found[0][-MAX_TEXT:], number=status))
     if found := SPAWN_EXIT.search(text):
         status = -SIGNALS.get(found[2], 0) if found[2] else int(found[3])
         facts.local_exits[int(found[1])] = Exit(rank=int(found[1]), status=status)
@@ -306,8 +310,10 @@ def _read_exits(text: str, facts: Facts) -> None:
     if found := MPI_EXIT.search(text):
         facts.exits[int(found[1])] = Exit(rank=int(found[1]), status=-int(found[2]))
     if found := SRUN.search(text):
+        status = SRUN_STATUS.get(found[2], int(found[3] or 1))
         for task in numbers(found[1]):
-            facts.local_exits.setdefault(task, Exit(rank=task, status=SRUN_STATUS.get(found[2], int(found[3] or 1))))
+            end = Exit(rank=task, status=status, out_of_memory=found[2] == "Out Of Memory")
+            facts.local_exits.setdefault(task, end)
 
 
 def _read_note(kind: str, found: re.Match[str], text: str, rank: int | None, order: Order, facts: Facts) -> None:

@@ -21,7 +21,9 @@ MAX_ATTEMPTS = 1000
 MAX_COMPARED = 20
 """Attempts that are compared with the newest."""
 LINE_ENDS = re.compile(rb"[\r\n]+")
-TORN = ("WorkNCCL(", "CollectiveFingerPrint(")
+DUMPS = "Received a dump signal due to a collective timeout"
+CAUGHT = "Watchdog caught"
+TORN = ("WorkNCCL(", "CollectiveFingerPrint(", DUMPS, CAUGHT)
 MAX_TORN_LINES = 5
 MAX_HELD = 10_000
 MANY = 1_000_000
@@ -134,7 +136,8 @@ class LogReader:
         self._newest_torn = ""
         if begun_in in self._torn:
             started, count = self._torn.pop(begun_in)
-            line = started._replace(text=f"{started.text.rstrip()} {line.text.lstrip()}")
+            # A terminal breaks words, too; the sentences that are put together need no space between their words.
+            line = started._replace(text=started.text.rstrip() + line.text.lstrip())
             if _is_torn(line.text) and count < MAX_TORN_LINES:
                 self._hold(line, count + 1)
                 return
@@ -169,6 +172,8 @@ class LogReader:
         self._tracebacks = Tracebacks(self._attempts[-1])
 
 
+UNENDED = re.compile(r"\s*(?:ran ?for ?\d*[a-z ]*|timed[a-z ]*)?\s*")
+COUNTED = re.compile(r"last ?completed ?(?:NCCL ?)?work: ?-?\d+\D")
 RANK_TAG = re.compile(RANK.pattern.encode())
 
 
@@ -182,9 +187,12 @@ def _is_torn(text: str) -> bool:
     if start < 0:
         return False
     if text.startswith("WorkNCCL(", start):
-        return ")" not in text[start:].replace("(ms)", "") or text.rstrip().endswith(
-            ("ran for", "milliseconds", "before")
-        )
+        _, closed, rest = text[start:].replace("(ms)", "").partition(")")
+        return not closed or ("timing out" not in rest and UNENDED.fullmatch(rest) is not None)
+    if text.startswith(CAUGHT, start):
+        return True
+    if text.startswith(DUMPS, start):
+        return COUNTED.search(text, start) is None
     return "OpType=" not in text[start:]
 
 

@@ -6,7 +6,7 @@ anything. It does not tell what a rank does outside them, nor which groups there
 
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.log_facts import MAX_RANK, Exit, Facts, Order, Trace
-from dtprof.diagnosis.logged_job import TERMINATED, LoggedJob, ranks_by_process, simple_type, view
+from dtprof.diagnosis.logged_job import ABORTED, TERMINATED, LoggedJob, ranks_by_process, simple_type, view
 from dtprof.formatting import plural
 from dtprof.job.world_size import resolve_world_size
 from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Manifest, ProcessExit
@@ -63,7 +63,9 @@ def _has_timed_out(job: LoggedJob) -> bool | None:
 
 def _rank_state(rank: int, job: LoggedJob) -> RankState:
     own, lost = job.own.get(rank), job.victims.get(rank)
-    late = rank in job.waited_for()
+    end = job.exits.get(rank)
+    # Watchdogs abort their processes at the same time, and not all of them come to write why.
+    late = rank in job.waited_for() or (end is not None and end.status == ABORTED and bool(job.facts.timeouts))
     errors = [_exception(trace) for trace in (lost, own) if trace is not None]
     if late and not errors:
         errors = [_watchdog_error(rank, job)]
@@ -86,7 +88,8 @@ def _exit_of(rank: int, job: LoggedJob, errors: list[ExceptionRecord]) -> Proces
     cancelled = any("CANCELLED" in note.text for note in job.notes("stopped")) and not job.has_table
     if (end := job.exits.get(rank)) is not None:
         status = _status(end)
-        return None if cancelled and status < 0 else ProcessExit(pid=end.pid, status=status, t_ns=UNKNOWN_NS)
+        stopped = cancelled and status < 0 and not end.out_of_memory
+        return None if stopped else ProcessExit(pid=end.pid, status=status, t_ns=UNKNOWN_NS)
     own = job.own.get(rank)
     if own is not None and own.fatal:
         return ProcessExit(pid=0, status=1, t_ns=UNKNOWN_NS)
@@ -121,11 +124,13 @@ def _exception(trace: Trace) -> ExceptionRecord:
 
 def _watchdog_error(rank: int, job: LoggedJob) -> ExceptionRecord:
     """Return the exception of NCCL's watchdog when it gives an operation up: it ends the process."""
-    late = next(timeout for timeout in job.facts.timeouts if timeout.rank == rank)
+    timeouts = job.facts.timeouts
+    late = next((timeout for timeout in timeouts if timeout.rank == rank), timeouts[0])
+    number = "" if late.seq is None else f" #{late.seq}"
     return ExceptionRecord(
         t_ns=_moment(late.order),
         type="DistBackendError",
-        message=f"Watchdog caught collective operation timeout: {late.op} #{late.seq}",
+        message=f"Watchdog caught collective operation timeout: {late.op}{number}",
         traceback="",
         frame=None,
     )

@@ -25,7 +25,7 @@ NOT_FATAL = (
 SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
 ENTRY_RANK = re.compile(r"\s*rank\s+: (\d{1,7}) \(local_rank: (\d{1,6})\)")
 ENTRY_HOST = re.compile(r"\s*host\s+: (\S{1,200})")
-ENTRY_EXIT = re.compile(r"\s*exitcode\s+: (-?\d{1,5}) \(pid: (\d{1,10})\)")
+ENTRY_EXIT = re.compile(r"\s*exitcode\s+: (-?\d{1,5})(?: \(pid: (\d{1,10})\)|\s*$)")
 ENTRY_TRACE = re.compile(r"\s*traceback\s+: (.*)")
 
 API = re.compile(
@@ -89,7 +89,10 @@ class Tracebacks:
         if self._read_table(text, stream):
             return True
         before, stream.before = stream.before, ""
-        if traceback_boxes.START in text:
+        begins_below = stream.open is None and line.from_torch and FRAME.match(text)  # its first lines were cut off
+        if begins_below:
+            self._begin(line, order, stream, logged=False)
+        elif traceback_boxes.START in text:
             self._begin(line, order, stream, logged=RECORD.search(before) is not None)
             return True
         if stream.open is not None:
@@ -170,6 +173,7 @@ class Tracebacks:
                 stream=line.stream,
                 type=found[1],
                 message=found[2].strip()[:400],
+                fatal=line.from_torch,  # its hook for uncaught exceptions: the lines above were cut off
                 bare=True,
             )
         )
@@ -189,7 +193,7 @@ class Tracebacks:
                 status=int(found[1]),
                 local_rank=stream.entry_local,
                 host=stream.entry_host,
-                pid=int(found[2]),
+                pid=int(found[2] or 0),
                 from_table=True,
             )
         else:
