@@ -22,7 +22,6 @@ from dtprof.intervals import NONE, Column, Intervals, Mask, subtract, union
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import Matched, OperationInstances, match_operations
 from dtprof.job.rank_batches import MAX_AXIS_NS, RankBatch, batch_in_turn, lay_out
-from dtprof.job.sound_records import times_of
 from dtprof.records.tables import Array, RankTables, join
 
 MAX_ROWS = 1 << 14
@@ -166,8 +165,7 @@ def place_used(
     Parameters:
         steps: by rank. windows: of the pipeline, by rank.
     """
-    actions = find_actions(batch.spans)
-    for i, placed in enumerate(place_ranks(batch, steps, instances)):
+    for placed in place_ranks(batch, steps, instances):
         rank = placed.tables.rank
         numbers, own = steps[rank].used(used.first, used.last)
         yield SteppedRank(
@@ -175,7 +173,7 @@ def place_used(
             numbers=numbers,
             windows=own,
             pipeline_windows=windows[rank],
-            actions=times_of(actions.of(i)) if len(windows[rank]) else NONE,
+            actions=find_actions(placed.tables, placed.spans, placed.operations) if len(windows[rank]) else NONE,
         )
 
 

@@ -21,7 +21,8 @@ from dtprof.analysis.critical_path.longest_path import RankPath, collect_paths
 from dtprof.analysis.memory.memory_formulas import ModelShare, find_share
 from dtprof.analysis.memory.memory_growth import find_growth
 from dtprof.analysis.memory.rank_memory import find_categories, find_largest, find_peak
-from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, may_be_stage
+from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, infer_pipeline, may_be_stage
+from dtprof.analysis.pipeline.inferred_stages import InferredStage
 from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank, part_steps
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.steps.part_bands import StepParts, add_parts, sum_parts
@@ -93,6 +94,7 @@ class Survey:
     instances: RankInstances
     pipeline: RankPipeline | None
     may_be_stage: bool  # of a pipeline of which no schedule was recorded
+    inferred: tuple[InferredStage, RankPipeline] | str  # then: its place and its actions, else why they are not known
     marks: dict[Channel, Array]  # to align clocks; empty if all ranks share one clock
     consumption: RankConsumption | None  # None: not recorded
 
@@ -186,6 +188,7 @@ def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
     found = []
     for i, (tables, own) in enumerate(zip(batch.tables, matched, strict=True)):
         operations, spans = batch.operations.of(i), batch.spans.of(i)
+        is_possible = pipelines[i] is None and may_be_stage(tables, operations, steps[i])
         found.append(
             Survey(
                 facts=_state_facts(
@@ -197,7 +200,8 @@ def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
                 steps=steps[i],
                 instances=described[i],
                 pipeline=pipelines[i],
-                may_be_stage=pipelines[i] is None and may_be_stage(tables, operations, steps[i]),
+                may_be_stage=is_possible,
+                inferred=infer_pipeline(batch, i, steps[i]) if is_possible else "",
                 marks=collect_marks(tables, operations, own) if several_clocks else {},
                 consumption=find_consumption(tables, steps[i]),
             )

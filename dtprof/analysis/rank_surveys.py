@@ -5,7 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_windows
+from dtprof.analysis.pipeline.bubbles import (
+    PIPELINE_AXIS,
+    PipelineWindows,
+    RankPipeline,
+    find_windows,
+    place_pipelines,
+)
+from dtprof.analysis.pipeline.inferred_stages import InferredStage
 from dtprof.analysis.placed_ranks import PlacedBatch, read_placed
 from dtprof.analysis.rank_reductions import RankFacts, survey
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
@@ -20,7 +27,7 @@ from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.nodes.node_reader import NodeSamples
-from dtprof.records.tables import Manifest, NodeMemory, ProcessExit, RankTables
+from dtprof.records.tables import Group, Manifest, NodeMemory, ProcessExit, RankTables
 
 
 class RankRecords(Protocol):
@@ -82,6 +89,8 @@ class Surveys:
     instances: OperationInstances = field(default_factory=OperationInstances)
     pipelines: dict[int, RankPipeline] = field(default_factory=dict)
     possible_stages: list[int] = field(default_factory=list)  # ranks that ran no schedule, but may be stages
+    inferred: dict[int, tuple[InferredStage, RankPipeline] | str] = field(default_factory=dict)  # of these, by rank
+    not_inferred: dict[int, str] = field(default_factory=dict)  # why nothing is known of them
     consumed: dict[int, RankConsumption] = field(default_factory=dict)  # of the ranks of which that was recorded
     boots: dict[int, str] = field(default_factory=dict)  # by rank, as recorded
     marks: Marks = field(default_factory=Marks)  # for the alignment of clocks; empty where that is not asked for
@@ -96,7 +105,26 @@ class Surveys:
 
     def pipeline_windows(self, used: MeasuredSteps) -> PipelineWindows:
         """Return when each pipeline ran, and of which ranks the bubble is not known."""
-        return find_windows(self.pipelines, self.possible_stages, used)
+        return find_windows(self.pipelines, self.possible_stages, used, self.not_inferred)
+
+    def with_stages(self) -> "Surveys":
+        """Take ranks whose messages and passes tell of which pipeline they are stages for such."""
+        told = {rank: found for rank, found in self.inferred.items() if not isinstance(found, str)}
+        placed, reasons = place_pipelines(told)
+        return replace(
+            self,
+            pipelines=self.pipelines | placed,
+            possible_stages=[rank for rank in self.possible_stages if rank not in placed],
+            inferred={},
+            not_inferred={rank: why for rank, why in self.inferred.items() if isinstance(why, str)} | reasons,
+        )
+
+    def inferred_groups(self) -> list[Group]:
+        """Return the ranks of pipelines that no framework names, as groups along the axis of pipelines."""
+        keys = dict.fromkeys(own.key for own in self.pipelines.values() if own.pipeline.inferred)
+        return [
+            Group(name="", description="", size=len(key.members), ranks=key.members, axis=PIPELINE_AXIS) for key in keys
+        ]
 
     def join(self, others: "Surveys") -> None:
         """Take in other ranks."""
@@ -105,6 +133,7 @@ class Surveys:
         self.instances.join(others.instances)
         self.pipelines.update(others.pipelines)
         self.possible_stages.extend(others.possible_stages)
+        self.inferred.update(others.inferred)
         self.consumed.update(others.consumed)
         self.boots.update(others.boots)
         self.marks.join(others.marks)
@@ -220,7 +249,7 @@ def _survey_on(
     for part, found in zip(parts, map_tasks(executor, survey_ranks, tasks), strict=True):
         surveys.join(found)
         surveys.parts.append((part, tuple(same.setdefault(channel, channel) for channel in found.instances.tables)))
-    return surveys
+    return surveys.with_stages()
 
 
 def survey_ranks(task: SurveyTask) -> Surveys:
@@ -240,6 +269,7 @@ def survey_ranks(task: SurveyTask) -> Surveys:
                 surveys.pipelines[tables.rank] = seen.pipeline
             if seen.may_be_stage:
                 surveys.possible_stages.append(tables.rank)
+                surveys.inferred[tables.rank] = seen.inferred
             if seen.consumption is not None:
                 surveys.consumed[tables.rank] = seen.consumption
             surveys.marks.add(surveys.boots[tables.rank], seen.marks)

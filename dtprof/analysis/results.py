@@ -551,6 +551,7 @@ class PipelineResult:
     per_action: tuple[PipelineAction, ...] = ()  # by stage and microbatch, of the steps whose actions are kept
     per_stage: tuple[PipelineStage, ...] = ()  # the same, summed over microbatches
     per_step: tuple[PipelineStep, ...] = ()  # of all measured steps
+    inferred: bool = False  # stages, microbatches and schedule follow from messages and passes: no framework names them
 
 
 @dataclass(frozen=True, kw_only=True)

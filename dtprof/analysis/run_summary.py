@@ -194,7 +194,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
         for fact, reduction, waited in zip(facts, reductions, waited_for, strict=True)
     )
     recoveries = find_recoveries(run)
-    every_group = (group for fact in facts for group in fact.groups.values())
+    every_group = [group for fact in facts for group in fact.groups.values()] + surveys.inferred_groups()
     throughput, throughput_caveats = measure_throughput(steps, surveys.consumed, every_group, used)
     return Summary(
         run=run.name,

@@ -216,6 +216,7 @@ class Pipeline:
     group_size: int = 0
     order: tuple[tuple[Action, ...], ...] | None = None  # the plan of this rank by slots; None: it has none
     offered: tuple[str, ...] | None = None  # the schedules of its framework; None: not limited
+    inferred: bool = False  # from messages and passes: the program wrote the pipeline itself
 
     def could_be(self, schedule: str) -> bool:
         """Say whether the framework of the pipeline has a schedule of this name."""

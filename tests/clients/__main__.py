@@ -63,6 +63,7 @@ class Client:
     shards: int | None = 2
     schedule: str | None = None
     theory: float = 0.0
+    inferred: bool = False  # from messages and passes
     advice: str | None = None  # about the bubble, if that of its schedule is the largest part
     most_activations: int | None = None  # bytes
     counted: str | None = None  # a file into which the program writes how many tokens its framework has counted
@@ -79,6 +80,14 @@ CLIENTS = {
         framework=None, program="torch_pipeline.py", arguments=("ScheduleInterleaved1F1B",), tokens=None, samples=12,
         shards=1, schedule="Interleaved1F1B", theory=1 / 13, axes=frozenset({"pp"}),
         advice="8 microbatches or more, more stages a rank, or a zero-bubble schedule",
+    ),
+    "hand-gpipe": Client(
+        framework=None, program="hand_pipeline.py", arguments=("gpipe",), tokens=96, samples=12, shards=1,
+        schedule="GPipe", theory=1 / 7, inferred=True, axes=frozenset(),
+    ),
+    "hand-1f1b": Client(
+        framework=None, program="hand_pipeline.py", arguments=("1f1b",), ranks=4, tokens=96, samples=12, shards=1,
+        schedule="1F1B", theory=3 / 9, inferred=True, axes=frozenset(),
     ),
     # Of 40 steps those of the actor count: 128 tokens in every other step.
     "torch-turns": Client(framework=None, program="actor_critic.py", steps=40, tokens=64, samples=4),
@@ -294,6 +303,7 @@ def compare(client: Client, summary: Summary) -> list[str]:
         "scheme": (formula and formula.scheme, client.scheme),
         "shards": (formula and formula.shards, client.shards),
         "schedule": (pipeline and pipeline.schedule, client.schedule),
+        "inferred": (pipeline is not None and pipeline.inferred, client.inferred),
     }
     # A batch of padded texts is as long as its longest: the sum over the steps is compared.
     for what in ("tokens a step",) if client.counted else ():

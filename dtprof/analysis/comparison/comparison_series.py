@@ -190,7 +190,7 @@ def _measure_rank(timed: RankTiming, task: MeasureTask, sums: _Sums) -> dict[Fig
         for name in (EXPOSED, *(f"{part}_ns" for part in PARTS)):
             sums.unknown.setdefault(Figure(JOB, name), why)
     else:
-        bubbles = find_bubbles(tables, timed.spans, task.pipeline_windows[tables.rank])
+        bubbles = find_bubbles(tables, timed.spans, operations, task.pipeline_windows[tables.rank])
         parts = partition_steps(windows, timed.phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
         figures |= {f"{part}_ns": column for part, column in parts.items()}
         figures[EXPOSED] = parts["exposed_transfer"] + parts["exposed_wait"]

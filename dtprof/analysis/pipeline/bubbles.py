@@ -8,6 +8,7 @@ point-to-point. The four parts sum to the bubble; pipeline_replay.py has them. S
 rank warmed up (before its first gradient), while it drained (after its last forward), and steady, between.
 """
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.analysis.pipeline.bubble_places import ActionTimes, list_steps, sum_stages
+from dtprof.analysis.pipeline.inferred_stages import (
+    BY_HAND,
+    InferredStage,
+    find_passes,
+    infer_stage,
+    join_stages,
+    name_schedule,
+    place_stage,
+)
 from dtprof.analysis.pipeline.schedule_replay import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -29,7 +39,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
 )
 from dtprof.analysis.results import PipelineRank, PipelineResult, Summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
-from dtprof.columns import begins_of, is_among, is_any
+from dtprof.columns import begins_of, distinct, is_among, is_any
 from dtprof.formatting import list_ranks
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate, pair, subtract, union
 from dtprof.job.axes import is_clear
@@ -66,6 +76,11 @@ NO_SCHEDULE = (
     "a pipeline written by hand may run there (a group of the axis pp, or messages within steps), "
     "whose schedule is not recorded"
 )
+INFERRED = (
+    "pipeline: the program wrote it itself; its stages, microbatches and schedule are inferred from messages between "
+    "ranks and from their forward and backward passes"
+)
+"""Whence a result without a framework's word is."""
 NOT_EVERY_STEP = "the pipeline has measured steps in which not every rank acted"
 """Why the bubble of a rank is not known."""
 UNKNOWN_BUBBLE = "pipeline: the bubble of "
@@ -288,6 +303,50 @@ def _split_by_time(members: Sequence[RankPipeline], steps: Column, windows: Inte
     return shares / (len(members) * length)
 
 
+def infer_pipeline(batch: RankBatch, position: int, rank_steps: RankSteps) -> tuple[InferredStage, RankPipeline] | str:
+    """Return the place and the actions of a rank that may be a stage, else why they cannot be inferred.
+
+    The pipeline of the actions has no members yet, as it takes all ranks to know them: `place_pipelines` adds them.
+    """
+    tables, spans, operations = batch.tables[position], batch.spans.of(position), batch.operations.of(position)
+    stage = infer_stage(tables, spans, operations, rank_steps)
+    if isinstance(stage, str):
+        return stage
+    rows = np.zeros(len(stage.passes.begin), ACTION)
+    rows["step"] = rank_steps.numbers[locate(stage.passes.begin, rank_steps.windows)]
+    rows["kind"], rows["microbatch"] = stage.passes.kind, stage.number
+    rows["begin"], rows["end"] = stage.passes.begin, stage.passes.end
+    actions = Rows(table=rows, bounds=[0, len(rows)], names=[tables.ops])
+    plan = Pipeline(schedule=BY_HAND, num_stages=0, stages=(0,), num_microbatches=stage.microbatches, inferred=True)
+    (described,) = _describe_pipelines([tables], [plan], actions)
+    return NO_SCHEDULE if described is None else (stage, described)
+
+
+def place_pipelines(
+    inferred: Mapping[int, tuple[InferredStage, RankPipeline]],
+) -> tuple[dict[int, RankPipeline], dict[int, str]]:
+    """Return the pipelines that ranks form, by rank, and why other ranks are in none."""
+    chains, reasons = join_stages({rank: stage for rank, (stage, _) in inferred.items()})
+    placed = {}
+    for chain in chains:
+        members = [inferred[rank][1] for rank in chain]
+        schedule = name_schedule(_orders_of(members), members[0].pipeline.num_microbatches)
+        for number, member in enumerate(members):
+            actions = member.actions.copy()
+            actions["stage"] = number
+            pipeline = place_stage(member.pipeline, chain, member.rank, schedule)
+            placed[member.rank] = replace(member, key=PipelineKey("", chain), pipeline=pipeline, actions=actions)
+    return placed, reasons
+
+
+def _orders_of(members: Sequence[RankPipeline]) -> list[list[int]]:
+    """Return of each rank the kinds of its actions in a step of which all ranks kept them; empty ones without such."""
+    steps = functools.reduce(np.intersect1d, [distinct(member.actions["step"]) for member in members])
+    if not len(steps):
+        return [[] for _ in members]
+    return [member.actions["kind"][member.actions["step"] == steps[-1]].tolist() for member in members]
+
+
 def may_be_stage(tables: RankTables, operations: Array, steps: RankSteps) -> bool:
     """Say whether a rank that ran no schedule may be a stage of a pipeline that the program wrote by hand.
 
@@ -303,16 +362,20 @@ def may_be_stage(tables: RankTables, operations: Array, steps: RankSteps) -> boo
 
 
 def find_windows(
-    pipelines: Mapping[int, RankPipeline], possible_stages: Collection[int], used: MeasuredSteps
+    pipelines: Mapping[int, RankPipeline],
+    possible_stages: Collection[int],
+    used: MeasuredSteps,
+    reasons: Mapping[int, str] | None = None,
 ) -> PipelineWindows:
     """Return when each pipeline ran, and of which ranks the bubble is not known.
 
     Parameters:
         pipelines: by rank.
         possible_stages: ranks that ran no schedule, but may be stages.
+        reasons: why nothing could be inferred of them, by rank.
     """
     windows = _find_windows(list(pipelines.values()))
-    unknown = dict.fromkeys(possible_stages, NO_SCHEDULE)
+    unknown = {rank: _no_schedule((reasons or {}).get(rank, "")) for rank in possible_stages}
     for key, members in _by_pipeline(pipelines.values()).items():
         window = windows.get(key)
         if window is None:
@@ -321,6 +384,11 @@ def find_windows(
             unknown |= {member.rank: NOT_EVERY_STEP for member in members}
     by_rank = {rank: windows[pipeline.key].intervals for rank, pipeline in pipelines.items() if rank not in unknown}
     return PipelineWindows(by_pipeline=windows, by_rank=by_rank, unknown=dict(sorted(unknown.items())))
+
+
+def _no_schedule(reason: str) -> str:
+    """Return why nothing is known of the pipeline of a rank, with what keeps it from being inferred."""
+    return f"{NO_SCHEDULE}, nor inferred: {reason}" if reason else NO_SCHEDULE
 
 
 def _acted_outside(member: RankPipeline, window: WindowsByStep, used: MeasuredSteps) -> bool:
@@ -354,15 +422,17 @@ def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[PipelineKey, list[RankPi
     return {key: sorted(members, key=lambda member: member.pipeline.group_rank) for key, members in members_of.items()}
 
 
-def find_bubbles(tables: RankTables, spans: Array, windows: Intervals) -> Intervals:
+def find_bubbles(tables: RankTables, spans: Array, operations: Array, windows: Intervals) -> Intervals:
     """Return when one rank was in a bubble: in a window of its pipeline and in no action."""
-    actions = times_of(spans_of_any(spans, tables, KINDS, ENDED)) if len(windows) else NONE
+    actions = find_actions(tables, spans, operations) if len(windows) else NONE
     return subtract(union(windows), union(actions))
 
 
-def find_actions(spans: Rows) -> Rows:
-    """Return which of these spans are actions that have ended."""
-    return spans.chosen(spans.is_named(KINDS) & _have_ended(spans))
+def find_actions(tables: RankTables, spans: Array, operations: Array) -> Intervals:
+    """Return when a stage acted: the actions that its framework names, else its passes."""
+    if events.PP_STEP in tables.ops:
+        return times_of(spans_of_any(spans, tables, KINDS, ENDED))
+    return find_passes(tables, spans, operations).times
 
 
 def measure_pipelines(
@@ -377,6 +447,8 @@ def measure_pipelines(
         for reason in dict.fromkeys(windows.unknown.values())
     ]
     pipelines = _by_pipeline(ranks)
+    if any(member.pipeline.inferred for member in ranks):
+        caveats.append(INFERRED)
     fractions: list[npt.NDArray[np.float64]] = []
     by_time: list[npt.NDArray[np.float64]] = []
     by_step: list[tuple[Column, Column, npt.NDArray[np.float64]]] = []
@@ -427,6 +499,7 @@ def measure_pipelines(
             per_stage=sum_stages(per_action),
             per_step=list_steps(by_step),
             per_rank=tuple(PipelineRank(rank=rank, bubble_ns=bubble) for rank, bubble in sorted(bubbles.items())),
+            inferred=pipeline.inferred,
         ),
         caveats,
     )

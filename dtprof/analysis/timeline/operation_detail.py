@@ -173,7 +173,7 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
     tables, own, rank = timed.tables, timed.steps, timed.tables.rank
     operations, spans, matched, phases = timed.operations, timed.spans, timed.matched, timed.phases
     blocked, timing = timed.blocked, timed.timing
-    bubbles = find_bubbles(tables, spans, task.pipeline_windows[rank])
+    bubbles = find_bubbles(tables, spans, operations, task.pipeline_windows[rank])
     instance, arrived = _number_instances(rank, operations, matched, task.instances, facts.first_number)
     parts, stretches = None, (NONE, np.zeros(0, np.int64))
     if len(own.windows) and not _unobserved(operations, blocked, own, task.used).any():

@@ -234,6 +234,7 @@ def rank_series(rank: RankDetail) -> RankSeries:
 def consumption(run: RunDetail) -> dict[str, dict[int, float]]:
     """Return the throughput of the whole job in each used step, by tag and step."""
     groups = [group for fact in run.surveys.facts for group in fact.groups.values()]
+    groups += run.surveys.inferred_groups()
     found, _ = measure_throughput(run.steps, run.surveys.consumed, groups, run.used)
     if found is None:
         return {}

@@ -33,7 +33,7 @@ NO_PIPELINE = Nothing(
 
 
 UNKNOWN_SCHEDULE = Nothing(
-    why="Ranks act as stages of a pipeline whose schedule is not recorded; the caveats name them.",
+    why="Ranks may act as stages of a pipeline whose schedule is neither recorded nor inferred; the caveats say why.",
     remedy="Schedules of torch.distributed.pipelining, Megatron-Core and DeepSpeed are recorded when they run.",
 )
 

@@ -147,7 +147,8 @@ def _bubble(summary: Summary) -> KeyFigure:
         return KeyFigure(name, "none", "no pipeline ran")
     theory = "no formula" if pipeline.theory_fraction is None else f"theory {format_share(pipeline.theory_fraction)}"
     sizes = f"{plural(pipeline.stages, 'stage')}, {plural(pipeline.microbatches, 'microbatch')}"
-    beside = f"of its window; {theory}; {pipeline.schedule}, {sizes}"
+    whose = "inferred from messages and passes: " if pipeline.inferred else ""
+    beside = f"of its window; {theory}; {whose}{pipeline.schedule}, {sizes}"
     return KeyFigure(name, format_share(pipeline.bubble_fraction), beside)
 
 

@@ -303,8 +303,9 @@ def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
     if pipeline is None:
         return []
     theory = "" if pipeline.theory_fraction is None else f" (theory {format_fraction(pipeline.theory_fraction)})"
+    whose = "written by hand, inferred: " if pipeline.inferred else ""
     text = (
-        f"{pipeline.schedule}, {plural(pipeline.stages, 'stage')} on {plural(pipeline.ranks, 'rank')}, "
+        f"{whose}{pipeline.schedule}, {plural(pipeline.stages, 'stage')} on {plural(pipeline.ranks, 'rank')}, "
         f"{plural(pipeline.microbatches, 'microbatch')}: "
         f"bubble {format_fraction(pipeline.bubble_fraction)} of its window{theory}"
     )
