@@ -41,7 +41,7 @@ def find_blocked_steps(
     timing = time_batch(batch, instances, errors)
     at = locate(batch.place_times(operations["issued_ns"]), batch.windows)
     step = np.where(at >= 0, batch.numbers[at] - used.first, -1) if len(batch.windows) else at
-    chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
+    chosen = step >= 0 if used.known else batch.is_own.copy()
     unobserved = chosen & ~blocked.known
     unseen = batch.count(unobserved & blocked.counts)
     seen = [len(one.windows) > 0 and not number for one, number in zip(batch.ranks, unseen, strict=True)]

@@ -244,7 +244,7 @@ def _of_operations(
             f"collectives: of {plural(dropped, 'record')} only sums are left (--max-log-mb); they are in count and "
             "bytes, also those outside the measured steps, and in no time"
         )
-    unmatched = sum(fact.unmatched for fact in facts)
+    unmatched = sum(reduction.unmatched for reduction in reductions)
     if unmatched:
         caveats.append(
             f"collectives: {plural(unmatched, 'operation')} could not be matched (receives from any source, messages "

@@ -22,7 +22,7 @@ from dtprof.intervals import NONE, Column, Intervals, Mask, subtract, union
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import Matched, OperationInstances, match_operations
 from dtprof.job.rank_batches import MAX_AXIS_NS, RankBatch, batch_in_turn, lay_out
-from dtprof.records.tables import Array, RankTables, join
+from dtprof.records.tables import Array, RankTables, is_own, join
 
 MAX_ROWS = 1 << 14
 """Operations of a batch at most: columns of this length stay in the processor's cache."""
@@ -105,6 +105,11 @@ class PlacedBatch:
         """The shift of the times of each operation onto the axis."""
         return np.repeat(self.shifts, np.diff(self.bounds))
 
+    @functools.cached_property
+    def is_own(self) -> Mask:
+        """Say which operations are of the range of steps that was read; all, where all are read."""
+        return np.concatenate([is_own(rank.placed.tables, rank.placed.operations) for rank in self.ranks])
+
     def place_times(self, times: Column) -> Column:
         """Return where times lie on the axis, given one of each operation."""
         return times + self.shift_of_operation
@@ -167,7 +172,7 @@ def place_used(
     """
     for placed in place_ranks(batch, steps, instances):
         rank = placed.tables.rank
-        numbers, own = steps[rank].used(used.first, used.last)
+        numbers, own = used.of(steps[rank])
         yield SteppedRank(
             placed=placed,
             numbers=numbers,

@@ -17,8 +17,9 @@ from dtprof.analysis.communication.dropped_operations import sum_dropped
 from dtprof.analysis.communication.exchange_balance import find_exchanges
 from dtprof.analysis.communication.operation_timing import ESTIMATED, NOT_KNOWN, Timing
 from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums, find_rows
+from dtprof.analysis.communication.traffic import Tallies
 from dtprof.analysis.critical_path.longest_path import RankPath, collect_paths
-from dtprof.analysis.memory.memory_formulas import ModelShare, find_share
+from dtprof.analysis.memory.memory_formulas import ModelShare, find_share, list_labelled
 from dtprof.analysis.memory.memory_growth import find_growth
 from dtprof.analysis.memory.rank_memory import find_categories, find_largest, find_peak
 from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, infer_pipeline, may_be_stage
@@ -40,7 +41,7 @@ from dtprof.job.collective_matching import OperationInstances, RankInstances, de
 from dtprof.job.groups import Channel, GroupId
 from dtprof.job.rank_batches import RankBatch
 from dtprof.records import codes, events
-from dtprof.records.tables import Array, Group, OutOfMemory, RankTables, ids_named
+from dtprof.records.tables import Array, Group, OutOfMemory, RankTables, ids_named, is_own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,6 @@ class RankFacts:
     model_share: ModelShare
     out_of_memory: tuple[OutOfMemory, ...]
     unsound: int  # records with impossible times
-    unmatched: int  # operations that cannot be matched with other ranks'
     device_error_ns: int | None  # error bound of its device's clock; None: times are those of the host
     host_lead_ns: int | None
     polled: int  # intervals of its device whose end was found by polling
@@ -113,6 +113,7 @@ class RankReduction:
     num_events: int
     waits: RankWaits | None  # None where no steps are used, or completion is not observed
     bars: RankBars | None
+    unmatched: int  # operations that cannot be matched with other ranks'
     unobserved: int  # operations in the measured steps whose completion is not observed
     estimated: int  # operations whose arrival is an estimate
     not_known: int  # operations of several members whose arrival is not known
@@ -168,6 +169,7 @@ class Reductions:
     dropped: dict[RowKey, Array] = field(default_factory=dict)  # of operations of which only sums are left
     sites: dict[SiteKey, Column] = field(default_factory=dict)  # by call site; empty without measured steps
     step_parts: StepParts | None = None  # None: no step of these ranks could be split
+    lateness: Tallies = field(default_factory=dict)  # of the whole run, as far as it was asked for
 
     def join(self, others: "Reductions") -> None:
         """Take in other ranks."""
@@ -191,11 +193,10 @@ def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
         is_possible = pipelines[i] is None and may_be_stage(tables, operations, steps[i])
         found.append(
             Survey(
-                facts=_state_facts(
+                facts=state_facts(
                     tables,
-                    share=find_share(tables, operations, pipelines[i]),
+                    share=find_share(tables, list_labelled(tables, operations), pipelines[i]),
                     unsound=len(tables.operations) + len(tables.spans) - len(operations) - len(spans),
-                    unmatched=own.unmatched,
                 ),
                 steps=steps[i],
                 instances=described[i],
@@ -209,7 +210,8 @@ def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
     return found
 
 
-def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatched: int) -> RankFacts:
+def state_facts(tables: RankTables, *, share: ModelShare, unsound: int) -> RankFacts:
+    """State the facts of one rank, given its share of the model and the number of its records that cannot be."""
     largest = find_largest(tables)
     return RankFacts(
         rank=tables.rank,
@@ -240,7 +242,6 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
         model_share=share,
         out_of_memory=tables.out_of_memory,
         unsound=unsound,
-        unmatched=unmatched,
         device_error_ns=tables.device_error_ns,
         host_lead_ns=tables.host_lead_ns,
         polled=int(np.count_nonzero(tables.device_intervals["flags"] & codes.DEVICE_POLLED)),
@@ -284,7 +285,11 @@ def reduce_ranks(
     if any(seen):
         parts = part_steps(batch, blocked.stretches)
         totals = sum_steps(parts, batch.window_bounds)
-        paths = collect_paths(batch, timing, blocked.either, max_rows=max_hops) if max_hops else nothing
+        paths = (
+            collect_paths(batch, timing, blocked.either, max_rows=max_hops, num_steps=used.last - used.first + 1)
+            if max_hops
+            else nothing
+        )
     phases = sum_steps(partition_phases(batch.windows, batch.phases), batch.window_bounds)
     bars = collect_bars(batch, timing, limit=max_bars) if max_bars else nothing
     serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
@@ -298,7 +303,7 @@ def reduce_ranks(
             blocked.unobserved,
             chosen & (timing.source == ESTIMATED),
             chosen & (timing.source == NOT_KNOWN),
-            timing.mixed,
+            timing.mixed & batch.is_own,
             chosen & timing.uncertain,
             chosen & (timing.impossible > 0),
         )
@@ -323,6 +328,7 @@ def reduce_ranks(
                 waits=blocked.waits[i],
                 path=paths[i] if seen[i] else None,
                 bars=bars[i],
+                unmatched=_count_unmatched(one),
                 unobserved=num_unobserved,
                 estimated=estimated,
                 not_known=not_known,
@@ -347,6 +353,16 @@ def reduce_ranks(
         sites=sum_sites(batch, apis, chosen=chosen, timing=timing) if used.known else {},
     )
     return reductions, timing
+
+
+def _count_unmatched(one: SteppedRank) -> int:
+    """Return how many operations of a rank cannot be matched; of a range of steps its own."""
+    placed = one.placed
+    if placed.tables.own_steps is None:
+        return placed.matched.unmatched
+    unmatched = is_own(placed.tables, placed.operations)
+    unmatched[placed.matched.every_row] = False
+    return int(np.count_nonzero(unmatched))
 
 
 def _user_phases(one: SteppedRank) -> dict[str, int]:

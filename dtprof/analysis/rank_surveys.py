@@ -27,6 +27,7 @@ from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.nodes.node_reader import NodeSamples
+from dtprof.records.rank_log.step_index import StepIndex
 from dtprof.records.tables import Group, Manifest, NodeMemory, ProcessExit, RankTables
 
 
@@ -80,6 +81,14 @@ class SurveyedRun(RankRecords, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepRanges:
+    """What it takes to read ranks with long logs by ranges of steps."""
+
+    indexes: Mapping[int, StepIndex]  # by rank
+    memory: Mapping[int, RankTables]  # by rank: the samples alone that tell whether memory grows
+
+
+@dataclass(frozen=True, kw_only=True)
 class Surveys:
     """The results of the first map, on the clock of the reference host as far as clocks are aligned."""
 
@@ -97,6 +106,7 @@ class Surveys:
     parts: list[tuple[Sequence[int], tuple[Channel, ...]]] = field(
         default_factory=list
     )  # ranks and the channels of their operations
+    ranges: StepRanges | None = None  # where logs are long: then there are neither instances nor parts
 
     @property
     def one_clock(self) -> bool:
@@ -222,20 +232,30 @@ def survey_run(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> Su
         executor: what surveys the parts.
     """
     measured = run.host_clocks()
-    several = len(run.manifest.hosts) != 1 or len(measured) > 1
+    several = may_have_several_clocks(run)
     parts = share_out(ranks, executor)
     surveys = _survey_on(run, parts, executor, find_measured(measured), several_clocks=several)
     if len(set(surveys.boots.values())) < 2:
         return surveys
+    clocks = tighten_clocks(surveys)
+    if clocks.corrections:
+        return _survey_on(run, parts, executor, clocks, several_clocks=False)
+    return replace(surveys, clocks=clocks)
+
+
+def may_have_several_clocks(run: SurveyedRun) -> bool:
+    """Say whether the ranks of a run may be on several hosts."""
+    return len(run.manifest.hosts) != 1 or len(run.host_clocks()) > 1
+
+
+def tighten_clocks(surveys: Surveys) -> Clocks:
+    """Return the clocks of the hosts of surveyed ranks as their records and the launchers' measurements tell them."""
     spans: dict[str, tuple[int, int]] = {}
     for fact in surveys.facts:
         if 0 < fact.first_ns <= fact.last_ns:
             first, last = spans.get(surveys.boots[fact.rank], (fact.first_ns, fact.last_ns))
             spans[surveys.boots[fact.rank]] = min(first, fact.first_ns), max(last, fact.last_ns)
-    clocks = tighten(surveys.clocks, surveys.marks, spans)
-    if clocks.corrections:
-        return _survey_on(run, parts, executor, clocks, several_clocks=False)
-    return replace(surveys, clocks=clocks)
+    return tighten(surveys.clocks, surveys.marks, spans)
 
 
 def _survey_on(

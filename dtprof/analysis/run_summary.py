@@ -1,9 +1,10 @@
-"""The summary of a run: rank by rank, then across ranks. Nothing grows with ranks times events."""
+"""The summary of a run: rank by rank, or of long logs range by range of steps, then across ranks.
+
+Of a long log what is held grows with its steps, not with its records.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,17 +19,25 @@ from dtprof.analysis.communication.exchange_balance import measure_balance
 from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
 from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
-from dtprof.analysis.communication.traffic import list_lateness
+from dtprof.analysis.communication.traffic import list_lateness, tally_lateness
 from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_path
 from dtprof.analysis.memory.device_use import measure_use
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.memory.rank_memory import find_fragmentation
 from dtprof.analysis.pipeline.bubbles import measure_pipelines
-from dtprof.analysis.placed_ranks import RankTiming
+from dtprof.analysis.ranged_reductions import reduce_by_ranges
+from dtprof.analysis.ranged_surveys import survey_to_sum
 from dtprof.analysis.rank_exits import describe_end
-from dtprof.analysis.rank_reductions import RankFacts, RankReduction, Reductions, reduce_ranks
-from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
+from dtprof.analysis.rank_reductions import RankFacts, RankReduction, Reductions
+from dtprof.analysis.rank_surveys import SurveyedRun, Surveys, part_ranks
 from dtprof.analysis.recoveries import describe_attempts, find_recoveries
+from dtprof.analysis.reduction_tasks import (
+    DetailedReductions,
+    Found,
+    MakeCollector,
+    ReductionTask,
+    reduce_part,
+)
 from dtprof.analysis.results import (
     BUBBLE,
     DEVICE,
@@ -53,52 +62,10 @@ from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
 from dtprof.columns import median, percentiles
 from dtprof.intervals import Column
 from dtprof.job.clock_alignment import ClockResult, list_clocks, worst_error_ns
-from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_ranks, resolve_world_size
+from dtprof.records.reader import Run
 from dtprof.records.tables import Group
-
-Found = TypeVar("Found")
-CollectDetails = Callable[[RankTiming, RankTask], Found]
-"""Extracts details of a rank while its tables are loaded; picklable, and so are its results."""
-MakeCollector = Callable[[Sequence[int], Sequence[Channel]], CollectDetails[Found] | None]
-"""Returns the extractor for some ranks, whose operations use these channels."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReductionTask(RankTask, Generic[Found]):
-    """A batch of ranks to reduce; the fields are the parameters of `reduce_ranks`."""
-
-    max_bars: int
-    width: int
-    max_hops: int
-    collect: CollectDetails[Found] | None  # at details of each rank
-
-
-@dataclass(kw_only=True)
-class DetailedReductions(Reductions, Generic[Found]):
-    """The second map of some ranks, with details of each where they are asked for."""
-
-    details: list[Found] = field(default_factory=list)
-
-
-def reduce_part(task: ReductionTask[Found]) -> DetailedReductions[Found]:
-    """Reduce ranks in batches, and collect details of each rank if the task asks for them."""
-    reductions: DetailedReductions[Found] = DetailedReductions()
-    for batch in task.read_placed():
-        found, timing = reduce_ranks(
-            batch,
-            used=task.used,
-            instances=task.instances,
-            max_bars=task.max_bars,
-            width=task.width,
-            errors=task.errors,
-            max_hops=task.max_hops,
-        )
-        reductions.join(found)
-        if task.collect is not None:
-            reductions.details.extend(task.collect(rank, task) for rank in batch.timed(timing))
-    return reductions
 
 
 def summarise(run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
@@ -107,7 +74,7 @@ def summarise(run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: S
     Parameters:
         surveys: of the ranks of the newest attempt, where they are known already.
     """
-    found = surveys or survey_run(run, newest_ranks(run.folders), executor)
+    found = surveys or survey_to_sum(run, newest_ranks(run.folders), executor)
     summary, _ = summarise_closely(run, executor, surveys=found, make_collector=lambda *_: None)
     return summary
 
@@ -141,17 +108,36 @@ def reduce_run(
     """Sum up the measured steps of the ranks that are surveyed.
 
     Parameters:
-        draws: keep what the timeline and the critical path are made of.
+        draws: keep what the timeline, the critical path and lateness are made of.
     """
     num_ranks = len(surveys.facts)
+    tallies = draws
     steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(used)
     draws = draws and surveys.one_clock
+    max_bars = _max_bars(num_ranks) if draws and used.known else 0
+    width = bin_width(used.last - used.first + 1, num_ranks)
+    max_hops = MAX_ROWS // max(1, num_ranks) if draws else 0
+    if surveys.ranges is not None:
+        assert isinstance(run, Run)
+        return reduce_by_ranges(
+            run,
+            executor,
+            surveys=surveys,
+            ranges=surveys.ranges,
+            used=used,
+            steps=steps,
+            windows={rank: windows.of(rank) for rank in surveys.ranges.indexes},
+            max_bars=max_bars,
+            width=width,
+            max_hops=max_hops,
+            collect=make_collector(list(surveys.ranges.indexes), ()) if make_collector is not None else None,
+        )
     tasks = (
         ReductionTask(
             **vars(part.task),
-            max_bars=_max_bars(num_ranks) if draws and used.known else 0,
-            width=bin_width(used.last - used.first + 1, num_ranks),
-            max_hops=MAX_ROWS // max(1, num_ranks) if draws else 0,
+            max_bars=max_bars,
+            width=width,
+            max_hops=max_hops,
             collect=make_collector(part.ranks, part.channels) if make_collector is not None else None,
         )
         for part in part_ranks(run, surveys, used=used, steps=steps, windows=windows)
@@ -160,6 +146,8 @@ def reduce_run(
     for found in map_tasks(executor, reduce_part, tasks):
         reduced.join(found)
         reduced.details.extend(found.details)
+    if tallies:
+        reduced.lateness = tally_lateness(surveys.instances)
     return reduced
 
 
@@ -220,7 +208,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
         ),
         step_series=tuple(_series(own) for own in steps.values() if len(own.numbers)),
         ranks=ranks,
-        lateness=list_lateness(surveys.instances),
+        lateness=list_lateness(reduced.lateness),
         part_bands=list_bands(ranks, reduced.step_parts),
         collectives=collectives,
         pipeline=pipeline,

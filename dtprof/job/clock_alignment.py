@@ -13,7 +13,7 @@ each channel, so that bounds grow with hosts, not with their pairs.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -154,6 +154,14 @@ def _thinned(column: Column, seqs: Column) -> Column:
     """Return the rows that are kept of so many positions."""
     stride = stride_of(len(seqs), MAX_MARKS)
     return column if stride == 1 else column[seqs % stride == 0]
+
+
+def join_marks(parts: Sequence[Array], *, num: int) -> Array:
+    """Return the marks of one rank in a channel, given those of several stretches of its log with `num` operations."""
+    rows = np.concatenate(parts)
+    rows = rows[np.argsort(rows["seq"], kind="stable")]
+    kept: Array = rows[rows["seq"] % stride_of(num, MAX_MARKS) == 0]
+    return kept
 
 
 @dataclass(frozen=True, kw_only=True)

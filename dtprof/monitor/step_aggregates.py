@@ -7,45 +7,44 @@ lateness: these are made of single operations. Steps that only data loaders or r
 tell count from the oldest record that is kept, and so do jobs without steps: these are summarised as a whole each time.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from dtprof.analysis.communication.collective_table import add_rows
 from dtprof.analysis.communication.communication_sites import add_sites
-from dtprof.analysis.communication.exchange_balance import join_exchanges
-from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums
 from dtprof.analysis.memory.memory_formulas import ModelShare
 from dtprof.analysis.memory.memory_growth import find_growth
 from dtprof.analysis.memory.rank_memory import find_categories, find_peak
-from dtprof.analysis.pipeline.bubbles import RankPipeline
+from dtprof.analysis.range_joins import (
+    Found,
+    OfRange,
+    join_consumption,
+    join_largest,
+    join_pipelines,
+    join_reductions,
+    join_steps,
+)
 from dtprof.analysis.rank_reductions import RankFacts, RankReduction, Reductions
 from dtprof.analysis.rank_surveys import Surveys, survey_run
+from dtprof.analysis.reduction_tasks import DetailedReductions
 from dtprof.analysis.results import BUBBLE, Summary
-from dtprof.analysis.run_summary import DetailedReductions, reduce_run, state_summary, summarise
+from dtprof.analysis.run_summary import reduce_run, state_summary, summarise
 from dtprof.analysis.steps.part_bands import add_parts
 from dtprof.analysis.steps.step_boundaries import (
-    MARKS,
-    OPTIMIZER,
+    NUMBERED,
     MeasuredSteps,
     RankSteps,
     agree_on_rule,
     choose_steps,
 )
-from dtprof.analysis.steps.throughput import RankConsumption, Sharing
-from dtprof.analysis.stragglers.rank_waits import RankWaits
-from dtprof.intervals import Column
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.job.world_size import newest_attempt, newest_ranks
 from dtprof.monitor.live_run import MAX_STEPS, LiveWindow
 
 STEPS_BEFORE = 2
 """Of which records are needed beside those of a step: where the one before it ended takes the end of its own burst."""
-NUMBERED = (MARKS, OPTIMIZER)
-"""Rules that number steps alike whichever records are left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +116,7 @@ class StepAggregates:
     def _join_facts(self, window: LiveWindow, facts: Sequence[RankFacts]) -> None:
         for newest in facts:
             known = self._facts.get(newest.rank, newest)
-            largest = dict(known.memory_bytes)
-            for name, value in newest.memory_bytes.items():
-                largest[name] = max(value, largest.get(name, 0))
+            largest = join_largest(known.memory_bytes, newest.memory_bytes)
             self._facts[newest.rank] = replace(
                 newest,
                 first_ns=min(known.first_ns, newest.first_ns),
@@ -150,9 +147,8 @@ class StepAggregates:
                 of_rank.setdefault(own.rank, []).append((piece.first - used.first, own))
         for rank, parts in of_rank.items():
             growth = find_growth(window.load_samples(rank), used)
-            reduced.ranks.append(replace(_join_reductions(parts), memory_growth=growth))
+            reduced.ranks.append(replace(join_reductions(parts), memory_growth=growth))
         summary = state_summary(window, surveys, reduced, used=used)
-        summary = replace(summary, lateness=())  # the instances at hand are those of the newest steps
         return LiveFigures(summary=summary, newest=_newest_step(self._folds[-1], surveys, used))
 
 
@@ -208,125 +204,31 @@ def _known_of(share: ModelShare) -> tuple[bool, bool, int]:
     return share.is_told, share.crossing_values is not None, share.layers or 0
 
 
-# ---- what several folds hold of a rank --------------------------------------------------------------------------
-
-
 def _join_surveys(folds: Sequence[_Fold], newest: Surveys) -> Surveys:
     stages = dict.fromkeys(rank for fold in folds for rank in fold.surveys.possible_stages)
-    pipelines: dict[int, list[tuple[_Fold, RankPipeline]]] = {}
-    consumed: dict[int, list[tuple[_Fold, RankConsumption]]] = {}
-    for fold in folds:
-        for rank, pipeline in fold.surveys.pipelines.items():
-            pipelines.setdefault(rank, []).append((fold, pipeline))
-        for rank, consumption in fold.surveys.consumed.items():
-            consumed.setdefault(rank, []).append((fold, consumption))
+    world_size = {fact.rank: fact.world_size for fact in newest.facts}
+    steps = {rank: _list_found(folds, rank, lambda surveys: surveys.steps) for rank in newest.steps}
+    pipelines = {rank: _list_found(folds, rank, lambda surveys: surveys.pipelines) for rank in newest.steps}
+    consumed = {rank: _list_found(folds, rank, lambda surveys: surveys.consumed) for rank in newest.steps}
     return replace(
         newest,
-        steps=agree_on_rule({rank: _join_steps(folds, own) for rank, own in newest.steps.items()}),
-        pipelines={rank: _join_pipelines(parts) for rank, parts in sorted(pipelines.items())},
+        steps=agree_on_rule({rank: join_steps(steps[rank], own) for rank, own in newest.steps.items()}),
+        pipelines={
+            rank: join_pipelines(parts, world_size=world_size[rank])
+            for rank, parts in sorted(pipelines.items())
+            if parts
+        },
         possible_stages=sorted(stages),
-        consumed={rank: _join_consumption(parts) for rank, parts in sorted(consumed.items())},
+        consumed={rank: join_consumption(parts) for rank, parts in sorted(consumed.items()) if parts},
     )
 
 
-def _join_steps(folds: Sequence[_Fold], newest: RankSteps) -> RankSteps:
-    known = [(fold, fold.surveys.steps[newest.rank]) for fold in folds if newest.rank in fold.surveys.steps]
-    parts = [own.used(fold.first, fold.last) for fold, own in known]
-    return replace(
-        newest,
-        numbers=np.concatenate([newest.numbers[:0], *(numbers for numbers, _ in parts)]),
-        windows=np.concatenate([newest.windows[:0], *(windows for _, windows in parts)]),
-        threads=tuple(sorted({thread for _, own in known for thread in own.threads})),
-        traced=tuple(sorted({span for _, own in known for span in own.traced})),
-    )
-
-
-def _join_pipelines(parts: Sequence[tuple[_Fold, RankPipeline]]) -> RankPipeline:
-    newest = parts[-1][1]
-    alike = [(fold, own) for fold, own in parts if own.key == newest.key]
-    chosen = [(own, (own.steps >= fold.first) & (own.steps <= fold.last)) for fold, own in alike]
-    actions = [
-        own.actions[(own.actions["step"] >= fold.first) & (own.actions["step"] <= fold.last)] for fold, own in alike
+def _list_found(
+    folds: Sequence[_Fold], rank: int, of: Callable[[Surveys], Mapping[int, Found]]
+) -> list[OfRange[Found]]:
+    """Return what each fold holds of a rank."""
+    return [
+        OfRange(first=fold.first, last=fold.last, found=of(fold.surveys)[rank])
+        for fold in folds
+        if rank in of(fold.surveys)
     ]
-
-    def column(name: str) -> Any:
-        return np.concatenate([getattr(own, name)[inside] for own, inside in chosen])
-
-    return replace(
-        newest,
-        steps=column("steps"),
-        first=column("first"),
-        last=column("last"),
-        busy=column("busy"),
-        fill=column("fill"),
-        actions=np.concatenate(actions),
-    )
-
-
-def _join_consumption(parts: Sequence[tuple[_Fold, RankConsumption]]) -> RankConsumption:
-    steps = [np.arange(fold.first, fold.last + 1) for fold, _ in parts]
-    values = [
-        np.stack([own.at(numbers, column) for column in range(own.values.shape[1])], axis=1)
-        for numbers, (_, own) in zip(steps, parts, strict=True)
-    ]
-    unclear = frozenset[Sharing]().union(*(own.unclear for _, own in parts))
-    return RankConsumption(steps=np.concatenate(steps), values=np.concatenate(values), unclear=unclear)
-
-
-def _join_reductions(parts: Sequence[tuple[int, RankReduction]]) -> RankReduction:
-    """Return one reduction of a rank, given those of several pieces and the bins before each."""
-    reductions = [own for _, own in parts]
-    newest = reductions[-1]
-    totals = [own.parts_ns for own in reductions if own.parts_ns is not None]
-    waits = [(before, own.waits) for before, own in parts if own.waits is not None]
-    is_seen = len(totals) == len(reductions)
-    serialised: dict[SerialKey, SerialSums] = {}
-    for own in reductions:
-        for key, sums in own.serialised.items():
-            known = serialised.get(key, SerialSums(0, 0, 0, 0, 0))
-            serialised[key] = SerialSums(*(a + b for a, b in zip(known, sums, strict=True)))
-    return replace(
-        newest,
-        num_steps=sum(own.num_steps for own in reductions),
-        steps_ns=sum(own.steps_ns for own in reductions),
-        parts_ns=_sum_named(totals) if is_seen else None,
-        all_phases_ns=_sum_named([own.all_phases_ns for own in reductions]),
-        all_user_phases_ns=_sum_named([own.all_user_phases_ns for own in reductions]),
-        num_events=sum(own.num_events for own in reductions),
-        waits=_join_waits(waits) if is_seen and len(waits) == len(reductions) else None,
-        unobserved=sum(own.unobserved for own in reductions),
-        estimated=sum(own.estimated for own in reductions),
-        not_known=sum(own.not_known for own in reductions),
-        mixed=sum(own.mixed for own in reductions),
-        uncertain=sum(own.uncertain for own in reductions),
-        impossible=sum(own.impossible for own in reductions),
-        most_impossible_ns=max(own.most_impossible_ns for own in reductions),
-        serialised=serialised,
-        exchanges=join_exchanges(own.exchanges for own in reductions),
-    )
-
-
-def _join_waits(parts: Sequence[tuple[int, RankWaits]]) -> RankWaits:
-    waits = [own for _, own in parts]
-
-    def column(name: str) -> Column:
-        return np.concatenate([getattr(own, name) for own in waits])
-
-    return RankWaits(
-        rank=waits[0].rank,
-        steps=column("steps"),
-        work=column("work"),
-        blocked=column("blocked"),
-        unclear=column("unclear"),
-        phases=sum((own.phases for own in waits), np.zeros_like(waits[0].phases)),
-        bins=np.concatenate([own.bins + before for before, own in parts]),
-        culprits=column("culprits"),
-        waited=column("waited"),
-    )
-
-
-def _sum_named(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for own in parts:
-        total.update(own)
-    return dict(total)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from dtprof.records.rank_log.segments import (
     refuse_newer,
 )
 from dtprof.records.rank_log.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
+from dtprof.records.rank_log.step_index import StepIndex, StepRange, index_log, read_range
 from dtprof.records.rank_log.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
 from dtprof.records.replicas import ReplicaProcess, describe_replicas, separate_replicas
 from dtprof.records.run_cache import MOST_BYTES, RankCache
@@ -115,6 +116,43 @@ class Run:
         if attempt is None and self.cache is not None and newest.counts_steps:
             self.cache.put_newest(newest.tables, of_all=of_all, of_each=of_each)
         return newest.with_past()
+
+    def index_steps(self, rank: int, *, held: Collection[str], samples: Collection[str]) -> StepIndex | None:
+        """Go through the log of a rank's last attempt once, to read it by steps from then on.
+
+        Args:
+            rank: whose log.
+            held: names of samples to keep whose values hold until the next one.
+            samples: names of other samples to keep.
+
+        Returns:
+            None where the steps of its records are not numbered alike throughout.
+
+        Raises:
+            NewerFormatError: a segment was written by a newer dtprof.
+        """
+        _, folder = self._folder(rank, None)
+        files, ops = paths.segment_files(folder), read_strings(folder, []).canonical_ops()
+        return index_log(files, ops=ops, held=held, samples=samples)
+
+    def load_steps(self, rank: int, steps: StepRange) -> RankTables:
+        """Read those records of a rank's last attempt that tell of a range of steps.
+
+        Args:
+            rank: whose records.
+            steps: where they lie, by the index of its log.
+        """
+        attempt, folder = self._folder(rank, None)
+        problems, headers = list(steps.problems), list(steps.headers)
+        _note_gaps(folder, headers, problems)
+        records, strings = read_range(folder, steps), read_strings(folder, problems)
+        read = _tables(folder, records, headers, strings, problems, rank=rank, attempt=attempt)
+        return dataclasses.replace(read, own_steps=(steps.first, steps.last), first_whole_step=steps.low)
+
+    def longest_log(self) -> int:
+        """Return at most how many events the newest attempt of any rank holds."""
+        newest = (folders[-1][1] for folders in self.folders.values())
+        return max((count_at_most(paths.segment_files(folder)) for folder in newest), default=0)
 
     def _load_newest_steps(self, rank: int, of_all: int) -> tuple[RankTables, bool]:
         """Read the newest operations of a rank; say whether there are older ones."""

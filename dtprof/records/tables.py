@@ -420,7 +420,8 @@ class RankTables:
     monotonic_to_realtime_ns: int = 0  # add to a host time for wall-clock time
     capture_ns: int = 0  # time dtprof spent recording
     past: Past | None = None  # counts of records not in the tables, where only the newest were read
-    first_whole_step: int | None = None  # where only the newest steps of a run are read: the first that is here in full
+    first_whole_step: int | None = None  # where only some steps of a run are read: the first that is here in full
+    own_steps: tuple[int, int] | None = None  # then, of a range: its first and last `step`; others tell of these
     dropped_events: int = 0
     dropped: Array = field(default_factory=lambda: np.zeros(0, DROPPED))  # sums of the events dropped for want of room
     errors: int = 0
@@ -451,6 +452,16 @@ class RankTables:
     def num_events(self) -> int:
         """Events read, of all kinds."""
         return len(self.operations) + len(self.spans) + len(self.samples)
+
+
+def is_own(tables: RankTables, rows: Array) -> npt.NDArray[np.bool_]:
+    """Say which rows of a table are of the range of steps that was read, and not there for what they tell of it."""
+    if tables.own_steps is None:
+        return np.ones(len(rows), np.bool_)
+    first, last = tables.own_steps
+    step = np.ascontiguousarray(rows["step"])
+    own: npt.NDArray[np.bool_] = (step >= first) & (step <= last)
+    return own
 
 
 @dataclass(frozen=True, kw_only=True)

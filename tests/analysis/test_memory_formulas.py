@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.memory.memory_formulas import ModelShare, activation_bytes, find_share, state_by_scheme
+from dtprof.analysis.memory.memory_formulas import (
+    ModelShare,
+    activation_bytes,
+    find_share,
+    list_labelled,
+    state_by_scheme,
+)
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.nodes.node_memory import MOST_LINES, read_node_memory
@@ -223,11 +229,15 @@ def test_a_container_that_may_use_less_than_the_host_has_headroom_of_its_own(
 def test_experts_sharded_over_fewer_ranks_than_the_rest_have_no_formula() -> None:
     declared = [Sharding(scheme="zero2", shards=shards, by="deepspeed") for shards in (4, 2)]
     tables = RankBuilder(0, world_size=4).tables()
-    experts = find_share(dataclasses.replace(tables, shardings=tuple(declared)), tables.operations, None)
+    experts = find_share(
+        dataclasses.replace(tables, shardings=tuple(declared)), list_labelled(tables, tables.operations), None
+    )
     assert experts.is_of_several
     # OSS and ShardedDataParallel of FairScale shard one model.
     both = [Sharding(scheme=scheme, shards=4, by="fairscale") for scheme in ("zero1", "zero2")]
-    model = find_share(dataclasses.replace(tables, shardings=tuple(both)), tables.operations, None)
+    model = find_share(
+        dataclasses.replace(tables, shardings=tuple(both)), list_labelled(tables, tables.operations), None
+    )
     assert (model.is_of_several, model.scheme, model.shards) == (False, "zero2", 4)
 
 

@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
         "--slow", type=int, action="append", default=[], metavar="RANK", help="computes 1.3 times as long"
     )
     parser.add_argument("--ranks-per-host", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=1, help="the log has these events so many times over")
     parser.add_argument("--archived", action="store_true", help="full segments are compressed")
     options = parser.parse_args(arguments)
     if options.ranks % (options.tp * options.pp):
@@ -46,6 +47,7 @@ def main(arguments: list[str]) -> int:
         slow=dict.fromkeys(options.slow, 1.3),
         ranks_per_host=options.ranks_per_host,
         archived=options.archived,
+        repeats=options.repeats,
     )
     truth = generate(options.out, sized(job, options.events))
     print(f"{job.world_size} ranks, {len(truth.begin)} steps: {options.out}")

@@ -76,6 +76,7 @@ class Job:
     cut: Mapping[int, int] = field(default_factory=dict)  # rank -> bytes that are left of its last segment
     dropped: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # rank -> first event lost, first kept again
     archived: bool = False  # full segments are archives
+    repeats: int = 1  # the log has the steps so many times over: long runs that take no more memory to write
 
     @property
     def world_size(self) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +29,13 @@ def generate(folder: Path, job: Job) -> Truth:
     truth = simulation.run()
     folder.mkdir(parents=True, exist_ok=True)
     per_stage = job.dp * job.tp
+    period_ns = int(truth.end.max() - truth.begin.min())
     for stage, tape in enumerate(simulation.tapes):
         columns = _Columns(job, stage, tape)
         for place in range(per_stage):
             rank = stage * per_stage + place
             if rank not in job.lost:
-                _write_rank(folder, job, rank, columns.records(job, rank, place), columns.names)
+                _write_rank(folder, job, rank, columns.records(job, rank, place), columns.names, period_ns=period_ns)
         simulation.tapes[stage] = []
     _write_manifest(folder, job)
     _write_clocks(folder, job, int(truth.begin.min()), int(truth.end.max()))
@@ -104,19 +105,45 @@ def _kind(event: Event) -> int:
     return schema.KIND["p2p" if event.name in events.POINT_TO_POINT else "collective"]
 
 
-def _write_rank(run: Path, job: Job, rank: int, records: Array, names: Sequence[str]) -> None:
+def _repeated(records: Array, times: int, period_ns: int) -> Iterator[Array]:
+    """Yield the segments of a log that has these records so many times over, one after the other in time."""
+    num_steps = int(records["step"].max()) + 1
+    is_operation = records["kind"] <= schema.KIND["p2p"]
+    key = (records["group"].astype(np.int64) * 2 + (records["kind"] == schema.KIND["p2p"]))[is_operation]
+    issued = np.bincount(key)[key]
+    waiting = records[:0]
+    for _ in range(times):
+        waiting = np.concatenate((waiting, records))
+        while len(waiting) >= schema.SEGMENT_CAPACITY:
+            yield waiting[: schema.SEGMENT_CAPACITY]
+            waiting = waiting[schema.SEGMENT_CAPACITY :]
+        records = records.copy()
+        records["issued_ns"] += period_ns
+        records["step"] += num_steps
+        records["seq"][is_operation] += issued.astype(records["seq"].dtype)
+    if len(waiting):
+        yield waiting
+
+
+def _write_rank(run: Path, job: Job, rank: int, records: Array, names: Sequence[str], *, period_ns: int) -> None:
     kept = records[: job.killed.get(rank, len(records))]
     folder = run / paths.rank_folder_name(rank, 0)
     folder.mkdir()
     first_lost, first_kept = job.dropped.get(rank, (len(kept), len(kept)))
     lost = kept[first_lost:first_kept]
-    segments = [(number, own, 0) for number, own in enumerate(_segments(kept[:first_lost]))]
-    if first_kept < len(kept):
-        after = enumerate(_segments(kept[first_kept:]), start=len(segments) + 1)
-        segments += [(number, own, len(lost)) for number, own in after]
+    segments: Iterable[tuple[int, Array, int]]
+    if job.repeats > 1:
+        last = -(-len(records) * job.repeats // schema.SEGMENT_CAPACITY) - 1
+        segments = ((number, own, 0) for number, own in enumerate(_repeated(records, job.repeats, period_ns)))
+    else:
+        segments = [(number, own, 0) for number, own in enumerate(_segments(kept[:first_lost]))]
+        if first_kept < len(kept):
+            after = enumerate(_segments(kept[first_kept:]), start=len(segments) + 1)
+            segments += [(number, own, len(lost)) for number, own in after]
+        last = segments[-1][0]
     for number, own, dropped in segments:
         file = folder / paths.segment_name(number)
-        is_last = number == segments[-1][0]
+        is_last = number == last
         with file.open("wb") as segment:
             segment.write(_header(job, rank, number, len(own), is_last=is_last, dropped=dropped))
             own.tofile(segment)

@@ -1,7 +1,8 @@
 """Traffic between ranks, waits of ranks for ranks, and durations of operations by size."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from dtprof.analysis.results import GroupLateness, Summary
 from dtprof.columns import percentiles
 from dtprof.intervals import Column
 from dtprof.job.collective_matching import FAR, OperationInstances
+from dtprof.job.groups import Channel
+from dtprof.job.sound_records import stride_of
+from dtprof.records.tables import Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,39 +38,96 @@ class Traffic:
 
 TICK_NS = 1_000
 QUANTILES = (10, 50, 90, 99)
+MAX_SPREADS = 1 << 18
+"""Spreads of a group that are kept; of more operations those of every second, fourth, ... tell the quantiles."""
 
 
-def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], instances: OperationInstances, places: Places) -> Traffic:
-    """Return the bytes sent between the ranks of `sent_bytes`; the instances say who arrived last."""
-    ranks = tuple(sent_bytes)
-    return Traffic(ranks=ranks, sent=pair_ranks(ranks, sent_bytes, places), lateness=_find_lateness(instances))
+@dataclass(kw_only=True)
+class LatenessTally:
+    """The arrivals at operations of one group, as far as they have been counted."""
 
+    seqs: Column  # of the operations whose spread is kept
+    spreads: Column  # ns from the first to the last
+    last: Counter[int] = field(default_factory=Counter)  # operations that each rank entered last
+    count: int = 0
 
-def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:
-    groups_lateness = []
-    for channel, table in instances.tables.items():
-        whole = (table["num_seen"] == channel.num_members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
-        if channel.is_p2p or channel.num_members < 2 or not whole.any():
-            continue
-        spread: Column = (table["last_start"] - table["first_start"])[whole]
-        late = table["last_rank"][whole][spread > TICK_NS]
-        who, count = np.unique(late, return_counts=True)
-        groups_lateness.append(
-            Lateness(
-                group=channel.group.name,
-                ranks=channel.group.ranks,
-                last=dict(zip(who.tolist(), count.tolist(), strict=True)),
-                spread_ns=tuple(int(value) for value in percentiles(spread, QUANTILES)),
-                count=int(whole.sum()),
-            )
+    def add(self, others: "LatenessTally") -> None:
+        """Take in other operations of the group."""
+        self.last.update(others.last)
+        self.count += others.count
+        self.seqs, self.spreads = (
+            np.concatenate(both) for both in ((self.seqs, others.seqs), (self.spreads, others.spreads))
         )
+        self.thin()
+
+    def thin(self) -> None:
+        """Keep the spread of every so many-th operation where there are more than MAX_SPREADS."""
+        stride = stride_of(self.count, MAX_SPREADS)
+        if stride > 1:
+            kept = self.seqs % stride == 0
+            self.seqs, self.spreads = self.seqs[kept], self.spreads[kept]
+
+
+Tallies = dict[Channel, LatenessTally]
+
+
+def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], lateness: Tallies, places: Places) -> Traffic:
+    """Return the bytes sent between the ranks of `sent_bytes`; the tallies say who arrived last."""
+    ranks = tuple(sent_bytes)
+    return Traffic(ranks=ranks, sent=pair_ranks(ranks, sent_bytes, places), lateness=_state_lateness(lateness))
+
+
+def tally_lateness(instances: OperationInstances) -> Tallies:
+    """Count who arrived last at the collectives that all members recorded, by group."""
+    return {channel: tally for channel, table in instances.tables.items() if (tally := tally_rows(channel, table))}
+
+
+def tally_rows(channel: Channel, table: Array) -> LatenessTally | None:
+    """Count who arrived last at some operations of a group, rows of INSTANCE; None where nothing is known of any."""
+    if channel.is_p2p or channel.num_members < 2:
+        return None
+    whole = (table["num_seen"] == channel.num_members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
+    if not whole.any():
+        return None
+    spread: Column = (table["last_start"] - table["first_start"])[whole]
+    who, count = np.unique(table["last_rank"][whole][spread > TICK_NS], return_counts=True)
+    tally = LatenessTally(
+        seqs=table["seq"][whole],
+        spreads=spread,
+        last=Counter(dict(zip(who.tolist(), count.tolist(), strict=True))),
+        count=int(whole.sum()),
+    )
+    tally.thin()
+    return tally
+
+
+def add_lateness(known: Tallies, others: Tallies) -> None:
+    """Add other tallies to those that are known."""
+    for channel, tally in others.items():
+        if channel in known:
+            known[channel].add(tally)
+        else:
+            known[channel] = tally
+
+
+def _state_lateness(tallies: Tallies) -> tuple[Lateness, ...]:
+    groups_lateness = [
+        Lateness(
+            group=channel.group.name,
+            ranks=channel.group.ranks,
+            last=dict(sorted(tally.last.items())),
+            spread_ns=tuple(int(value) for value in percentiles(tally.spreads, QUANTILES)),
+            count=tally.count,
+        )
+        for channel, tally in tallies.items()
+    ]
     return tuple(sorted(groups_lateness, key=lambda group: -group.spread_ns[1] * group.count))
 
 
-def list_lateness(instances: OperationInstances) -> tuple[GroupLateness, ...]:
+def list_lateness(tallies: Tallies) -> tuple[GroupLateness, ...]:
     """Return how late members of each group arrive, the latest group first, and who comes last most often."""
     results = []
-    for group in _find_lateness(instances):
+    for group in _state_lateness(tallies):
         rank = max(group.last, key=lambda rank: (group.last[rank], -rank), default=None)
         p10, median, p90, p99 = group.spread_ns
         results.append(

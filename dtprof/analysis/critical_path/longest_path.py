@@ -12,7 +12,8 @@ takes O(pieces * log rows); rows are bounded by MAX_ROWS over all ranks.
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -50,14 +51,17 @@ class RankPath:
     groups: tuple[str, ...]
 
 
-def collect_paths(batch: PlacedBatch, timing: Timing, stretches: Intervals, *, max_rows: int) -> list[RankPath]:
+def collect_paths(
+    batch: PlacedBatch, timing: Timing, stretches: Intervals, *, max_rows: int, num_steps: int
+) -> list[RankPath]:
     """Return the input of the walk for each rank, of steps evenly spaced over the run.
 
     Parameters:
         stretches: blocked by operations, on the axis.
+        num_steps: of the run, whether or not they are in this batch.
     """
     operations, blocked = batch.operations, batch.blocked
-    sampled = [rank.numbers % stride_of(len(rank.numbers), MAX_STEPS) == 0 for rank in batch.ranks]
+    sampled = [rank.numbers % stride_of(num_steps, MAX_STEPS) == 0 for rank in batch.ranks]
     windows = batch.windows[np.concatenate(sampled)]
     start, last = _find_transfers(batch, timing)
     in_wait = blocked.wait[:, 1] > blocked.wait[:, 0]
@@ -82,6 +86,24 @@ def collect_paths(batch: PlacedBatch, timing: Timing, stretches: Intervals, *, m
             batch.ranks, sampled, hops_of, batch.stretches(cuts), batch.shifts, strict=True
         )
     ]
+
+
+def join_paths(parts: Sequence[RankPath]) -> RankPath:
+    """Return the input of the walk for one rank, given that of several ranges of steps in order."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(own, name) for own in parts])
+
+    return replace(
+        parts[-1],
+        steps=column("steps"),
+        windows=column("windows"),
+        hops=column("hops"),
+        cuts=column("cuts"),
+        owner=column("owner"),
+    )
 
 
 def _longest(rows: Column, length: Column, batch: PlacedBatch, max_rows: int) -> Column:

@@ -5,8 +5,9 @@ the model is sharded and the sizes of its layers come from operations only: labe
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from dtprof.analysis.pipeline.schedule_replay import BACKWARD, BACKWARD_WEIGHT, 
 from dtprof.analysis.results import Assumption, Headroom, MemoryFormula
 from dtprof.intervals import Column
 from dtprof.records import events
-from dtprof.records.tables import Array, Label, NodeMemory, RankTables, Sharding
+from dtprof.records.tables import Array, Label, NodeMemory, RankTables, Sharding, Site
 
 SCHEMES = ("none", "zero1", "zero2", "zero3")
 """How the model's state is sharded over data-parallel ranks."""
@@ -46,11 +47,35 @@ class ModelShare:
     recomputes: bool = False
 
 
-def find_share(tables: RankTables, operations: Array, pipeline: RankPipeline | None) -> ModelShare:
+@dataclass(kw_only=True)
+class LabelledOperations:
+    """The labelled operations of one rank: of each call site its label, the first operation, and how many there are."""
+
+    sites: list[tuple[Site, Array, int]] = field(default_factory=list)
+    num_operations: int = 0  # labelled or not
+
+    def add(self, others: "LabelledOperations") -> None:
+        """Take in later ones."""
+        counts = Counter[Site]()
+        first: dict[Site, Array] = {}
+        for site, row, count in (*self.sites, *others.sites):
+            first.setdefault(site, row)
+            counts[site] += count
+        self.sites = [(site, row, counts[site]) for site, row in first.items()]
+        self.num_operations += others.num_operations
+
+
+def list_labelled(tables: RankTables, operations: Array) -> LabelledOperations:
+    """Return the operations of one rank that carry a label."""
+    labelled = {number: site for number, site in tables.sites.items() if site.label is not None}
+    return LabelledOperations(sites=_label_operations(operations, labelled), num_operations=len(operations))
+
+
+def find_share(tables: RankTables, labelled: LabelledOperations, pipeline: RankPipeline | None) -> ModelShare:
     """Return the share of the model that a rank holds, as its operations show it."""
-    labelled = {number: site.label for number, site in tables.sites.items() if site.label is not None}
-    labels, rows, counts = _label_operations(operations, labelled)
-    share = _find_scheme(tables, operations, labels, rows, counts)
+    labels = [site.label for site, _, _ in labelled.sites if site.label is not None]
+    rows, counts = [row for _, row, _ in labelled.sites], [count for _, _, count in labelled.sites]
+    share = _find_scheme(tables, labelled.num_operations, labels, rows, counts)
     layers = {(match[1], match[2]) for label in labels if (match := LAYER.match(label.module))}
     share = replace(
         share,
@@ -77,23 +102,25 @@ def find_share(tables: RankTables, operations: Array, pipeline: RankPipeline | N
     )
 
 
-def _label_operations(operations: Array, labelled: Mapping[int, Label]) -> tuple[list[Label], list[Array], Column]:
-    """Return the labels that occur, and of each the first operation and how many there are."""
+def _label_operations(operations: Array, labelled: Mapping[int, Site]) -> list[tuple[Site, Array, int]]:
+    """Return the labelled sites that occur, and of each the first operation and how many there are."""
     ids = np.array(sorted(labelled), np.int64)
     if not len(ids) or not len(operations):
-        return [], [], np.zeros(0, np.int64)
+        return []
     sites = operations["site"].astype(np.int64)
     place = np.minimum(np.searchsorted(ids, sites), len(ids) - 1)
     known = np.flatnonzero(ids[place] == sites)
     counts = np.bincount(place[known], minlength=len(ids))
     first = np.zeros(len(ids), np.int64)
     first[place[known][::-1]] = known[::-1]
-    present = np.flatnonzero(counts)
-    return [labelled[int(ids[i])] for i in present], [operations[first[i]] for i in present], counts[present]
+    # Copies: a view of a row keeps its whole table.
+    return [
+        (labelled[int(ids[i])], operations[first[i]].copy(), int(counts[i])) for i in np.flatnonzero(counts).tolist()
+    ]
 
 
 def _find_scheme(
-    tables: RankTables, operations: Array, labels: Sequence[Label], rows: Sequence[Array], counts: Column
+    tables: RankTables, num_operations: int, labels: Sequence[Label], rows: Sequence[Array], counts: Sequence[int]
 ) -> ModelShare:
     declared = [sharding for sharding in tables.shardings if sharding.scheme in SCHEMES]
     replicates = any(label.api == "ddp" for label in labels)
@@ -109,7 +136,7 @@ def _find_scheme(
             holds_whole=is_whole,
         )
     gathers, scatters, shards = 0, 0, 0
-    for label, row, count in zip(labels, rows, counts.tolist(), strict=True):
+    for label, row, count in zip(labels, rows, counts, strict=True):
         if label.api == "fsdp" and "all-gather of" in label.text:
             gathers, shards = gathers + count, max(shards, _size_of(tables, row))
         elif label.api == "fsdp" and "reduce-scatter of" in label.text:
@@ -124,7 +151,7 @@ def _find_scheme(
         if label.api == "ddp":
             return ModelShare(is_told=True, shards=_size_of(tables, row))
     sizes = [group.size for group in tables.groups.values() if (group.axis or "").startswith("dp")]
-    return ModelShare(is_told=not len(operations), shards=max(sizes, default=1))
+    return ModelShare(is_told=not num_operations, shards=max(sizes, default=1))
 
 
 def _differ(declared: Sequence[Sharding]) -> bool:

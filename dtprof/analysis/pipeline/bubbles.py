@@ -244,8 +244,7 @@ def _describe_pipelines(
     busy = np.add.reduceat(rows["end"] - rows["begin"], start)
     bounds = np.searchsorted(start, actions.bounds).tolist()
     strides = [
-        stride_of(end - begin, min(MAX_REPLAYED, max(MIN_REPLAYED, MAX_KEPT // max(1, rank.world_size))))
-        for rank, begin, end in zip(tables, bounds, bounds[1:], strict=False)
+        _stride(end - begin, rank.world_size) for rank, begin, end in zip(tables, bounds, bounds[1:], strict=False)
     ]
     sampled = actions.chosen(rows["step"] % np.array(strides)[place] == 0)
     described: list[RankPipeline | None] = []
@@ -270,6 +269,17 @@ def _describe_pipelines(
             )
         )
     return described
+
+
+def _stride(num_steps: int, world_size: int) -> int:
+    """Return of which steps the single actions are kept: multiples of this."""
+    return stride_of(num_steps, min(MAX_REPLAYED, max(MIN_REPLAYED, MAX_KEPT // max(1, world_size))))
+
+
+def keep_some_actions(found: RankPipeline, world_size: int) -> RankPipeline:
+    """Return what several ranges of steps told of a rank, with the actions of as many steps as one would have kept."""
+    stride = _stride(len(found.steps), world_size)
+    return replace(found, actions=select(found.actions, found.actions["step"] % stride == 0))
 
 
 def _find_fill(actions: Array, start: Column) -> Array:

@@ -186,6 +186,30 @@ def _find_neighbours(
     )
 
 
+def join_places(known: InferredStage, newest: InferredStage) -> InferredStage | str:
+    """Return the place of a rank, given what two stretches of its log tell, else why nothing can be inferred.
+
+    Passes are left out: they are wanted of single stretches alone.
+    """
+    if known.microbatches != newest.microbatches:
+        return UNSTEADY
+    before = sorted({known.previous, newest.previous} - {None}, key=str)
+    after = sorted({known.following, newest.following} - {None}, key=str)
+    if len(before) > 1 or len(after) > 1 or set(before) & set(after):
+        previous, following = (
+            list_ranks([rank for rank in some if rank is not None]) if some else "none" for some in (before, after)
+        )
+        return AMBIGUOUS.format(previous=previous, following=following)
+    nothing = np.zeros(0, np.int64)
+    return replace(
+        newest,
+        previous=before[0] if before else None,
+        following=after[0] if after else None,
+        passes=Passes(begin=nothing, end=nothing, kind=nothing),
+        number=nothing,
+    )
+
+
 def join_stages(inferred: Mapping[int, InferredStage]) -> tuple[list[tuple[int, ...]], dict[int, str]]:
     """Return the chains of ranks that stages form, first stage first, and why the other ranks are in none."""
     chains = [chain for rank in sorted(inferred) if (chain := _follow(rank, inferred))]

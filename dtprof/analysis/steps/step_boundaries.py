@@ -30,6 +30,8 @@ WARM_UP_FACTOR = 1.25
 BACKWARD = (events.BACKWARD, *events.PIPELINE_BACKWARD)
 MARKS, OPTIMIZER, DATA, OPERATIONS = "marks", "optimizer", "data", "operations"
 RULES = (MARKS, OPTIMIZER, DATA, OPERATIONS)
+NUMBERED = (MARKS, OPTIMIZER)
+"""Rules that number steps alike whichever records are left."""
 FEWEST_BATCHES = 3
 FEWEST_UNTRACED = 3
 MOST_TRACED = 0.01
@@ -75,6 +77,12 @@ class MeasuredSteps:
     last: int
     warm_up: int  # steps left out at the beginning
     caveats: tuple[str, ...]
+    within: tuple[int, int] | None = None  # where a range of steps is read: its first and last; else all are
+
+    def of(self, own: RankSteps) -> tuple[Column, Intervals]:
+        """Return the numbers and windows of the measured steps of a rank, as far as they are read."""
+        first, last = self.within or (self.first, self.last)
+        return own.used(max(self.first, first), min(self.last, last))
 
     @property
     def known(self) -> bool:

@@ -1,6 +1,6 @@
 """Work of one rank and its waits by peer, by bin of steps: the input of the straggler analysis."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +25,11 @@ class RankWaits:
     bins: Column  # one row a bin and culprit
     culprits: Column
     waited: Column
+
+    def since(self, first: int) -> "RankWaits":
+        """Return the same with bins that count from this one, before which there is nothing."""
+        columns = {name: getattr(self, name)[first:] for name in ("steps", "work", "blocked", "unclear")}
+        return replace(self, bins=self.bins - first, **columns)
 
     def by_culprit(self) -> dict[int, int]:
         """Return how long it waited for each rank, a step."""

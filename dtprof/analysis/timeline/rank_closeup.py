@@ -10,7 +10,7 @@ from dtprof.analysis.steps.phase_series import StepPhases, follow_phases
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, draw_track
 from dtprof.columns import distinct, is_any
 from dtprof.records.events import POINT_TO_POINT
-from dtprof.records.tables import RankTables, select
+from dtprof.records.tables import RankTables, is_own, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Look:
 def _count_sent(tables: RankTables) -> dict[int, int]:
     """Return how many bytes of messages a rank sends, by rank that they go to."""
     sent: dict[int, int] = {}
-    operations = tables.operations
+    operations = select(tables.operations, is_own(tables, tables.operations))
     ids = [number for number, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]]
     sends = select(operations, is_any(operations["op"], ids))
     for number in distinct(sends["group"]).tolist():

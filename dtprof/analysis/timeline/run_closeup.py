@@ -5,13 +5,16 @@ They are found while each rank is read for the summary. What is kept is bounded,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtprof.analysis.communication.traffic import Traffic, find_traffic
 from dtprof.analysis.memory.memory_series import MemorySeries, find_worst
 from dtprof.analysis.pipeline.schedule_chart import PipelineChart, chart_pipeline
-from dtprof.analysis.rank_surveys import SurveyedRun, survey_run
+from dtprof.analysis.ranged_reductions import newest_range
+from dtprof.analysis.ranged_surveys import LONG_LOG, survey_to_sum
+from dtprof.analysis.rank_surveys import SurveyedRun
 from dtprof.analysis.results import Summary
+from dtprof.analysis.steps.step_boundaries import agree_on_rule, choose_steps
 from dtprof.analysis.timeline.rank_closeup import Look, RankCloseup
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, bars_each
 from dtprof.analysis.whatif.advice import summarise_closely_advised
@@ -54,10 +57,21 @@ def examine(
     Parameters:
         max_bars: of all ranks together that the timeline of the whole run may hold.
     """
-    surveys = survey_run(run, newest_ranks(run.folders), executor)
+    surveys = survey_to_sum(run, newest_ranks(run.folders), executor)
     worst = find_worst(surveys.facts)
     look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
-    summary, closeups, prediction = summarise_closely_advised(run, executor, surveys=surveys, collect=look.at)
+    summary, closeups, prediction, lateness = summarise_closely_advised(run, executor, surveys=surveys, collect=look.at)
+    if surveys.ranges is not None:
+        used = choose_steps(list(agree_on_rule(surveys.steps).values()))
+        first, last = newest_range(surveys.ranges, used)
+        summary = replace(
+            summary,
+            cannot_tell=(
+                *summary.cannot_tell,
+                f"timeline: bars, the course of memory and bytes between ranks are those of the steps {first} to "
+                f"{last}; of a run with more than {LONG_LOG:,} records a rank the rest is summed, and not drawn",
+            ),
+        )
     ranks = {fact.rank: details for fact, details in zip(surveys.facts, closeups, strict=True)}
     coordinates = {rank: details.coordinates for rank, details in ranks.items()}
     sent_bytes = {rank: details.sent_bytes for rank, details in ranks.items()}
@@ -70,7 +84,7 @@ def examine(
             worst=worst,
             phases=ranks[worst].phases if worst is not None else None,
         ),
-        traffic=find_traffic(sent_bytes, surveys.instances, coordinates),
+        traffic=find_traffic(sent_bytes, lateness, coordinates),
         prediction=prediction,
     )
 

@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
+from dtprof.analysis.communication.traffic import Tallies
 from dtprof.analysis.placed_ranks import RankTiming
+from dtprof.analysis.ranged_reductions import newest_range
+from dtprof.analysis.ranged_surveys import survey_to_sum
+from dtprof.analysis.rank_reductions import Reductions
 from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
+from dtprof.analysis.reduction_tasks import CollectDetails, Found
 from dtprof.analysis.results import MOST_GAIN, Advice, StragglerResult, Summary
-from dtprof.analysis.run_summary import CollectDetails, Found, reduce_run, state_summary
+from dtprof.analysis.run_summary import reduce_run, state_summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
 from dtprof.analysis.whatif.fixes import RANK, Fix, describe
 from dtprof.analysis.whatif.prediction import FULL_OVERLAP, MAX_ERROR, NO_GAIN, Prediction, draw_best, predict
@@ -50,7 +55,7 @@ def summarise_advised(
     run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None
 ) -> Summary:
     """Summarise a run, with advice."""
-    summary, _, _ = summarise_closely_advised(run, executor, surveys=surveys, in_short=True)
+    summary, *_ = summarise_closely_advised(run, executor, surveys=surveys, in_short=True)
     return summary
 
 
@@ -61,32 +66,65 @@ def summarise_closely_advised(
     surveys: Surveys | None = None,
     collect: CollectDetails[Found] | None = None,
     in_short: bool = False,
-) -> tuple[Summary, list[Found], Prediction]:
-    """Summarise a run, with advice; return with it the collected details of each rank, and the prediction.
+) -> tuple[Summary, list[Found], Prediction, Tallies]:
+    """Summarise a run, with advice; return with it the collected details of each rank, the prediction, and lateness.
 
     Parameters:
+        collect: details; of a run that is read by ranges of steps (`surveys.ranges`) of the newest range alone.
         in_short: predict only what advice needs.
     """
-    surveys = surveys or survey_run(run, newest_ranks(run.folders), executor)
+    surveys = surveys or survey_to_sum(run, newest_ranks(run.folders), executor)
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
     chosen = _choose_steps(run, surveys, used)
     lines = LineCollector(first=chosen[0], last=chosen[1]) if not isinstance(chosen, str) else None
-    collector = _Collector(lines=lines, details=collect)
-    makes = lines is not None or collect is not None
-    reduced = reduce_run(
-        run, executor, surveys=surveys, used=used, make_collector=(lambda *_: collector.at) if makes else None
-    )
+    reduced, collected = _reduce(run, executor, surveys, used, lines=lines, collect=collect)
     summary = state_summary(run, surveys, reduced, used=used)
-    found = [line for line, _ in reduced.details if line is not None]
+    found = [line for line, _ in collected if line is not None]
     prediction = _predict(run, surveys, found, used, in_short=in_short) if found else None
     if prediction is None:
         prediction = Prediction(run=run.name, cannot_tell=(str(chosen),))
-    details = [detail for _, detail in reduced.details if detail is not None]
+    details = [detail for _, detail in collected if detail is not None]
     known = prediction
     if prediction.replay_error is None and len(summary.stragglers) == 1:
         known = _replay_without(run, executor, surveys, used, summary.stragglers[0].rank) or prediction
     stragglers = add_replayed_lag(summary.stragglers, known)
-    return replace(summary, advice=state_advice(prediction), stragglers=stragglers), details, prediction
+    summary = replace(summary, advice=state_advice(prediction), stragglers=stragglers)
+    return summary, details, prediction, reduced.lateness
+
+
+def _reduce(
+    run: SurveyedRun,
+    executor: Executor,
+    surveys: Surveys,
+    used: MeasuredSteps,
+    *,
+    lines: LineCollector | None,
+    collect: CollectDetails[Found] | None,
+) -> tuple[Reductions, list[tuple[RankLine | None, Found | None]]]:
+    """Sum up the measured steps; return with it the line and the details of each rank, as far as they are asked for.
+
+    Of a run that is read by ranges of steps these are read once more: a line is of some steps, details of the newest.
+    """
+    if surveys.ranges is None:
+        collector = _Collector(lines=lines, details=collect)
+        makes = lines is not None or collect is not None
+        reduced = reduce_run(
+            run, executor, surveys=surveys, used=used, make_collector=(lambda *_: collector.at) if makes else None
+        )
+        return reduced, reduced.details
+    summed: Reductions = reduce_run(run, executor, surveys=surveys, used=used)
+    found: list[tuple[RankLine | None, Found | None]] = []
+    wanted: list[tuple[tuple[int, int], _Collector[Found]]] = []
+    if lines is not None:
+        wanted.append(((lines.first, lines.last), _Collector(lines=lines, details=None)))
+    if collect is not None:
+        wanted.append((newest_range(surveys.ranges, used), _Collector(lines=None, details=collect)))
+    for (first, last), collector in wanted:
+        some = replace(used, first=first, last=last)
+        found += reduce_run(
+            run, executor, surveys=surveys, used=some, make_collector=lambda *_, at=collector.at: at, draws=False
+        ).details
+    return summed, found
 
 
 def _replay_without(
@@ -153,7 +191,9 @@ def _choose_steps(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> tu
     if count < MIN_STEPS:
         return f"whatif: a prediction takes {MIN_STEPS} measured steps, the run has {count}"
     events = sum(fact.events for fact in surveys.facts)
-    first, last = choose_middle(used, surveys, most_records=max(MAX_RECORDS, MAX_SHARE * events))
+    first, last = choose_middle(
+        used, surveys, most_records=min(max(MAX_RECORDS, MAX_SHARE * events), MAX_RECORDS_OF_LAG)
+    )
     if last - first + 1 < MIN_STEPS:
         return (
             f"whatif: a step of {len(surveys.facts):,} ranks has {events / max(1, used.count):,.0f} records, too many "

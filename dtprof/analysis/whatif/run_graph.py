@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dtprof.analysis.rank_surveys import SurveyedRun, Surveys, survey_run
+from dtprof.analysis.ranged_surveys import survey_to_sum
+from dtprof.analysis.rank_surveys import SurveyedRun, Surveys
 from dtprof.analysis.run_summary import reduce_run
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
 from dtprof.analysis.whatif import job_graph, pipeline_graph
@@ -29,7 +30,7 @@ def read_graph(
     run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None
 ) -> Replayable | str:
     """Return a run as a graph, or a sentence that names the missing records."""
-    surveys = surveys or survey_run(run, newest_ranks(run.folders), executor)
+    surveys = surveys or survey_to_sum(run, newest_ranks(run.folders), executor)
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
     obstacle = find_obstacle(run, surveys, used)
     if obstacle:
@@ -38,7 +39,8 @@ def read_graph(
         return _read_pipelines(run, surveys)
     first, last = choose_middle(used, surveys, most_records=MAX_RECORDS, fewest=MIN_STEPS)
     collector = LineCollector(first=first, last=last)
-    reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=lambda *_: collector.at, draws=False)
+    some = replace(used, first=first, last=last)
+    reduced = reduce_run(run, executor, surveys=surveys, used=some, make_collector=lambda *_: collector.at, draws=False)
     return join_lines(run, surveys, reduced.details, used=used)
 
 

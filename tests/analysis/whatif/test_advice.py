@@ -132,7 +132,7 @@ def test_full_overlap_is_a_bound_that_comes_after_every_real_change() -> None:
 
 def test_the_drawn_step_is_the_replayed_one_without_gaps_on_any_rank(tmp_path: Path) -> None:
     generate(tmp_path, replace(JOB, slow={2: 1.3}, jitter=0.0))
-    _, _, prediction = summarise_closely_advised(open_run(tmp_path), THIS_PROCESS)
+    _, _, prediction, _ = summarise_closely_advised(open_run(tmp_path), THIS_PROCESS)
     before, after = prediction.timelines
     assert prediction.replayed_step_ns == pytest.approx(before.step_ns, rel=1e-6)
     assert prediction.best is not None
