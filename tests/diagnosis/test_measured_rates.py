@@ -57,3 +57,15 @@ def test_a_skip_may_be_a_swap_unless_the_source_has_the_two_calls_in_one_order()
     assert at_lines(10, 11, is_known=False) == (0.7, True)
     assert at_lines(10, 11, is_known=True) == (0.95, False)
     assert at_lines(10, 11, is_known=True, are_ordered=False) == (0.7, True)  # as in two branches of a hook
+
+
+def test_a_skip_of_the_first_call_of_all_may_be_a_swap() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        site = rank.site("broadcast", line=10)
+        if rank.rank != 2:
+            rank.op("broadcast", 0, 9, site=site, nbytes=56, peer=0)
+        rank.op("broadcast", 100, site=site, nbytes=32, peer=0)
+    (finding,) = found_by("rank_skipped_collective", build_job(ranks))[:1]
+    assert (finding.culprit_ranks, finding.seq) == ((2,), 0)
+    assert (finding.confidence, OR_SWAPPED in finding.evidence) == (0.7, True)

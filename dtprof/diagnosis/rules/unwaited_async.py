@@ -22,7 +22,7 @@ from dtprof.formatting import list_ranks
 from dtprof.intervals import Mask
 from dtprof.job.group_collectives import group_tables
 from dtprof.job.groups import GroupId
-from dtprof.job.issued_operations import Operation
+from dtprof.job.issued_operations import ChannelEnd, Operation
 from dtprof.records import codes
 from dtprof.records.tables import Array, EarlyUse, Group, Site, join, select
 
@@ -129,6 +129,51 @@ def explain_stall(case: Case, stall: Finding) -> Iterator[Finding]:
     """Give why an operation does not complete that all entered: receives were dropped on its connections before."""
     for dropped in _find_dropped_receives(case.job, at_least=1)[:1]:
         yield explain(replace(dropped, waiting_ranks=stall.waiting_ranks), stall)
+
+
+def explain_exit(case: Case, exited: Finding) -> Iterator[Finding]:
+    """Give the sends of ranks that ended, which others wait for: what has not left when a process ends is lost."""
+    job, gone = case.job, set(exited.culprit_ranks)
+    for rank in exited.waiting_ranks:
+        for wait in job.waits.get(rank, ()):
+            receive = wait.operation
+            if not receive.p2p or receive.peer_rank not in gone or wait.any_of_them:
+                continue
+            sender = job.ranks[receive.peer_rank]
+            send = _find_send_let_go(sender, receive, rank) if sender.sees_questions else None
+            if send is not None:
+                yield explain(_finding_of_send(job.group(send.group), sender, send, receive, rank), exited)
+                return
+
+
+def _find_send_let_go(sender: RankState, receive: Operation, receiver: int) -> Operation | None:
+    """Return the send of a message that is waited for, where nothing was done with its handle."""
+    end = ChannelEnd(group=receive.group, peer=receiver, tag=receive.tag, sends=True)
+    table = sender.messages.get(end)
+    if table is None:
+        return None
+    found = np.flatnonzero((table["nth"] == receive.nth) & table["plain"] & ~table["settled"])
+    send = sender.operations[int(table["at"][found[0]])] if len(found) else None
+    return send if send is not None and send.site is not None and send.site.label is None else None
+
+
+def _finding_of_send(group: Group, sender: RankState, send: Operation, receive: Operation, receiver: int) -> Finding:
+    return Finding(
+        kind="unwaited-async",
+        summary=f"Rank {sender.rank} ended without a wait for its send to rank {receiver}{at_line(send.site)}; "
+        f"{wait_words((receiver,))} for the message{at_line(receive.site)}.",
+        culprit_ranks=(sender.rank,),
+        waiting_ranks=(receiver,),
+        confidence=0.85,
+        group=group,
+        op=send.op,
+        seq=send.seq,
+        step=send.step,
+        call_sites=call_sites({receiver: receive}),
+        culprit_call_sites=call_sites({sender.rank: send}),
+        evidence=("its handle was neither waited for nor asked for completion: what has not left by then is lost",),
+        advice=("Call wait() on what isend returns before the program ends.",),
+    )
 
 
 def _find_dropped_receives(job: JobState, at_least: int = 2) -> list[Finding]:
@@ -337,4 +382,5 @@ RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.RISK,), find=find_dropped_receives),
     Refinement(kinds=KINDS, causes=("rank-killed",), stages=(Stage.LATE,), refine=explain_late_death),
     Refinement(kinds=KINDS, causes=("backend-stall",), stages=(Stage.STALL,), refine=explain_stall),
+    Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.WAIT,), refine=explain_exit),
 )

@@ -156,6 +156,30 @@ def test_receives_that_nobody_waits_for_explain_an_operation_that_all_came_to(st
     assert findings(waited=True) == ([("backend-stall", ())] if stalled else [])
 
 
+@pytest.mark.parametrize(
+    ("waited", "tag", "kind"),
+    [
+        (False, 0, "unwaited-async"),
+        (True, 0, "rank-exited"),  # it has left, whatever else
+        (False, 5, "rank-exited"),  # of another tag: not what the other waits for
+    ],
+)
+def test_a_send_that_was_left_alone_explains_why_who_waits_for_it_waits(waited: bool, tag: int, kind: str) -> None:
+    ranks = [RankBuilder(rank, 2, closed=rank == 0) for rank in range(2)]
+    for t in (100, 200):
+        message(ranks[0], "send", 1, t, t + 9, line=4)
+        message(ranks[1], "recv", 0, t, t + 9, line=5)
+    site = ranks[0].site("isend", line=6, function="exchange")
+    waits = (302, 303) if waited else None
+    ranks[0].op("send", 300, None, returned=301, peer=1, tag=tag, site=site, nbytes=8, is_async=True, waits=waits)
+    message(ranks[1], "recv", 0, 300, line=7)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+    if kind == "unwaited-async":
+        assert (finding.culprit_call_sites[0].line, finding.call_sites[1].line) == (6, 7)
+        assert "exited with status 0" in finding.evidence[-1]
+
+
 USED_EARLY = (
     {"k": "op", "id": 0, "name": "allreduce_"},
     {"k": "site", "id": 1, "file": "train.py", "line": 7, "function": "main", "api": "all_reduce"},
