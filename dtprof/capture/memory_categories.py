@@ -192,9 +192,9 @@ def _name(names: dict[int, tuple[str, str]], tensor: Any, category: str, name: s
 
     if tensor is not None:
         with torch._C.DisableTorchFunction():
-            part = getattr(tensor, "_local_tensor", tensor)
-            if part.layout is torch.strided and (storage := part.untyped_storage()).device.type != FAKE:
-                names.setdefault(storage.data_ptr(), (category, name))
+            for part in _parts(tensor):
+                if part.layout is torch.strided and (storage := part.untyped_storage()).device.type != FAKE:
+                    names.setdefault(storage.data_ptr(), (category, name))
 
 
 def _tensors_in(state: Any) -> Iterator[Any]:
@@ -244,14 +244,28 @@ def _storages(tensors: Iterable[Any], device: str) -> dict[int, int]:
     sizes: dict[int, int] = {}
     with torch._C.DisableTorchFunction():
         for tensor in tensors:
-            if tensor is None:
-                continue
-            part = getattr(tensor, "_local_tensor", None)
-            if part is None:  # ZeRO-3 of DeepSpeed keeps the shard of a parameter beside it
-                part = getattr(tensor, "ds_tensor", tensor)
-            if part.layout is torch.strided and (storage := part.untyped_storage()).device.type == device:
-                sizes[storage.data_ptr()] = storage.nbytes()
+            for part in _parts(tensor) if tensor is not None else ():
+                if part.layout is torch.strided and (storage := part.untyped_storage()).device.type == device:
+                    sizes[storage.data_ptr()] = storage.nbytes()
     return sizes
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    """Yield the tensors that hold the values of a tensor: of a sharded one the shard of this rank.
+
+    A tensor of torchao, such as quantised state of an optimizer, has no storage, but tensors with codes and scales.
+    """
+    shard = getattr(tensor, "_local_tensor", None)
+    if shard is None:  # ZeRO-3 of DeepSpeed keeps the shard of a parameter beside it
+        shard = getattr(tensor, "ds_tensor", None)
+    if shard is not None:
+        yield from _parts(shard)
+    elif hasattr(type(tensor), "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from _parts(getattr(tensor, name))
+    else:
+        yield tensor
 
 
 def _gathered_bytes(root: Any) -> int | None:

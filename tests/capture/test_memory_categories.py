@@ -105,3 +105,40 @@ def test_buffers_of_reductions_are_communication_and_no_activations() -> None:
     zero.buffers.clear()
     held = categories.at_step_end()
     assert (held["activations"], held.get("communication")) == (500, 4_000)
+
+
+class Quantised(torch.Tensor):
+    """A tensor of codes and scales without a storage of its own, as torchao's optimizers keep their state."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> "Quantised":
+        made: Quantised = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+        made.codes, made.scale = codes, scale
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:  # the protocol of torch
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        raise AssertionError("the state is not computed with here")
+
+
+def test_quantised_state_counts_with_its_codes_and_scales() -> None:
+    roots = SimpleNamespace(steps_copies=[], models=[])
+    forward: Any = SimpleNamespace(roots=roots, wrappers=[], before_forward=lambda _: None)
+    categories = Categories(forward, lambda: 0)
+    weights = torch.zeros(256, requires_grad=True)
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    categories.optimizers.add(optimizer)
+    scale = torch.zeros(2)  # shared by both moments: it counts once
+    for name in ("exp_avg", "exp_avg_sq"):
+        optimizer.state[weights][name] = Quantised(torch.zeros(256, dtype=torch.uint8), scale)
+    held = categories.held()
+    assert (held["parameters"], held["optimizer_state"]) == (1024, 2 * 256 + 8)
+    named = categories.names()
+    assert sorted({category for category, _ in named.values()}) == ["optimizer_state", "parameters"]
+    assert len(named) == 4
