@@ -52,6 +52,28 @@ def test_transfers_that_queue_are_all_on_the_path_and_hidden_work_is_not() -> No
     assert found.transfer_ns == 70 * MS
 
 
+def test_a_message_that_is_waited_for_later_leads_to_the_work_before_the_wait() -> None:
+    # A message of 10 ms is sent and received at 10; its sender computes until 80 and then waits for the handle, which
+    # takes 2 ms: the backend shows only there that it is done. The path is the sender's work, not 72 ms of a message.
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for step in range(6):
+        begin = step * STEP
+        first, second = ranks
+        at = begin + 10 * MS
+        waited = (begin + 80 * MS, begin + 82 * MS)
+        first.op("send", at, waited[1], waits=waited, is_async=True, peer=1)
+        second.op("recv", at, at + 10 * MS, peer=0)
+        first.span("backward", begin, begin + 80 * MS)
+        second.span("backward", begin + 20 * MS, begin + 40 * MS)
+        first.span("optimizer", begin + 90 * MS, begin + STEP)
+        second.span("optimizer", begin + 60 * MS, begin + 70 * MS)
+    found = path_of(ranks)
+    assert {phase: ns // MS for phase, ns in found.phases_ns.items() if ns} == {
+        "backward": 80, "optimizer": 10, "other": 8,
+    }  # fmt: skip
+    assert found.transfer_ns == 2 * MS
+
+
 def test_a_message_leads_to_its_sender() -> None:
     # Stage 0 computes until 40 and sends; stage 1 receives at 45 and computes until 85; both reduce at 85, done at 90.
     ranks = [RankBuilder(i, world_size=2) for i in range(2)]

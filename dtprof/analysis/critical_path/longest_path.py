@@ -25,6 +25,7 @@ from dtprof.columns import begins_of
 from dtprof.intervals import Column, Intervals, Mask, accumulate_maximum, near, paint, union
 from dtprof.job.device_timeline import is_placed
 from dtprof.job.sound_records import stride_of
+from dtprof.records import codes
 from dtprof.records.tables import UNKNOWN_NS, Array
 
 MAX_STEPS = 32
@@ -68,6 +69,11 @@ def collect_paths(
     begin, end = (np.where(in_wait, blocked.wait[:, side], blocked.call[:, side]) for side in (0, 1))
     # Who waits for what was done before is not held up by it.
     length = np.minimum(end, operations["done_ns"]) - begin
+    # A message on the host is only seen to be done in the wait for it. What it took before is not known, and the rank
+    # worked then: its own work leads to the wait.
+    is_message = (operations["kind"] == codes.POINT_TO_POINT) & ((operations["flags"] & codes.DEVICE) == 0)
+    is_seen_late = is_message & (last >= 0) & (start < begin)
+    start, last = np.where(is_seen_late, begin, start), np.where(is_seen_late, batch.rank_of_operation, last)
     end_on_axis = batch.place_times(end)
     chosen = blocked.counts & (length >= MIN_BLOCKED_NS) & (last >= 0) & (_step_at(end_on_axis, windows) >= 0)
     rows = _longest(np.flatnonzero(chosen), length, batch, max_rows)
