@@ -8,6 +8,8 @@ _TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
 _BANDWIDTHS = ((1_000_000_000, "GB/s"), (1_000_000, "MB/s"), (1_000, "kB/s"), (1, "B/s"))
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 UNKNOWN = "-"
+MOST_PARTS = 16
+"""Ranks, and ranges of ranks, that a list of ranks names."""
 _UNPRINTED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Categories of Unicode that move a cursor, break a line, turn the direction of writing, or cannot be encoded."""
 
@@ -53,8 +55,8 @@ def plural(number: int, noun: str) -> str:
     return f"{format_count(number)} {noun}{'' if number == 1 else ending}"
 
 
-def list_ranks(ranks: Iterable[int], limit: int = 16) -> str:
-    """Return ranks in words: rank 2; ranks 0, 1, 3; ranks 0-6, 8; of more than `limit` parts, how many are left."""
+def list_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks in words: rank 2; ranks 0, 1, 3; ranks 0-6, 8; of more than MOST_PARTS, how many are left."""
     ordered = sorted(ranks)
     begins = [at for at, rank in enumerate(ordered) if at == 0 or rank != ordered[at - 1] + 1]
     parts: list[str] = []
@@ -62,7 +64,7 @@ def list_ranks(ranks: Iterable[int], limit: int = 16) -> str:
     for begin, end in itertools.pairwise((*begins, len(ordered))):
         one_by_one = [str(rank) for rank in ordered[begin:end]]
         of_part = one_by_one if len(one_by_one) < 3 else [f"{one_by_one[0]}-{one_by_one[-1]}"]
-        if len(parts) + len(of_part) > limit:
+        if len(parts) + len(of_part) > MOST_PARTS:
             break
         parts, shown = [*parts, *of_part], end
     more = f" and {format_count(len(ordered) - shown)} more" if shown < len(ordered) else ""

@@ -215,33 +215,34 @@ def parse_check(text: str) -> str:
     return text
 
 
-def parse_traced_steps(text: str, *, setting: Setting = TRACE_STEPS) -> tuple[int, int]:
+def parse_traced_steps(text: str) -> tuple[int, int]:
     """Return the first and the last step of A:B, or of a single number.
 
     Raises:
         UsageError: it is neither, begins before the second step, or is too long.
     """
-    given = f"{setting.option} (or {setting.env}) is {text!r}"
+    option = TRACE_STEPS.option
+    given = f"{option} (or {TRACE_STEPS.env}) is {text!r}"
     found = re.fullmatch(r"(\d{1,15})(?::(\d{1,15}))?", text.strip(), re.ASCII)
     if found is None:
-        raise UsageError(f"{given}; expected A:B, first and last step, for example {setting.option} 10:13")
+        raise UsageError(f"{given}; expected A:B, first and last step, for example {option} 10:13")
     first, last = int(found[1]), int(found[2] or found[1])
     if first > last:
-        raise UsageError(f"{given}, which ends before it begins; expected for example {setting.option} {last}:{first}")
+        raise UsageError(f"{given}, which ends before it begins; expected for example {option} {last}:{first}")
     if first < FIRST_TRACED_STEP:
         raise UsageError(
             f"{given}; the begin of the first step is not seen, so expected step {FIRST_TRACED_STEP} or later, "
-            f"for example {setting.option} {FIRST_TRACED_STEP}:{max(last, FIRST_TRACED_STEP)}"
+            f"for example {option} {FIRST_TRACED_STEP}:{max(last, FIRST_TRACED_STEP)}"
         )
     if last - first >= MOST_TRACED_STEPS:
         raise UsageError(
             f"{given}; a window is held in the memory of the job while it lasts, so expected at most "
-            f"{MOST_TRACED_STEPS} steps, for example {setting.option} {first}:{first + 3}"
+            f"{MOST_TRACED_STEPS} steps, for example {option} {first}:{first + 3}"
         )
     return first, last
 
 
-def parse_trace_every(text: str, *, setting: Setting = TRACE_EVERY) -> float:
+def parse_trace_every(text: str) -> float:
     """Return the seconds of a time such as 90, 90s, 10m or 1.5h.
 
     Raises:
@@ -251,8 +252,8 @@ def parse_trace_every(text: str, *, setting: Setting = TRACE_EVERY) -> float:
     seconds = float(found[1]) * SECONDS[found[2]] if found else 0.0
     if not LEAST_TRACE_EVERY_S <= seconds <= MOST_TRACE_EVERY_S:
         raise UsageError(
-            f"{setting.option} (or {setting.env}) is {text!r}; expected a time from 1s to 168h, for example "
-            f"{setting.option} 10m"
+            f"{TRACE_EVERY.option} (or {TRACE_EVERY.env}) is {text!r}; expected a time from 1s to 168h, for example "
+            f"{TRACE_EVERY.option} 10m"
         )
     return seconds
 

@@ -36,7 +36,7 @@ def read_figure(line: str) -> Figure | None:
     return Figure(**json.loads(line.removeprefix(MARK))) if line.startswith(MARK) else None
 
 
-def emit_ratio(name: str, compared: Comparison, *, most: float | None = None, note: str = "") -> ConfidenceInterval:
+def emit_ratio(name: str, compared: Comparison, *, most: float | None = None) -> ConfidenceInterval:
     """Print the median difference, and of the ratios less 1, with their 95 % intervals; `most` is the goal of these."""
     change = median_interval(compared.differences)
     emit(
@@ -47,7 +47,6 @@ def emit_ratio(name: str, compared: Comparison, *, most: float | None = None, no
             low=change.low,
             high=change.high,
             count=len(compared.a),
-            note=note,
         )
     )
     ratio = median_interval(compared.ratios)
@@ -61,7 +60,6 @@ def emit_ratio(name: str, compared: Comparison, *, most: float | None = None, no
             count=len(compared.a),
             goal="" if most is None else f"at most {100 * most:g} %",
             met=None if most is None else is_below(ratio, 1 + most),
-            note=note,
         )
     )
     return ratio

@@ -300,7 +300,7 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
 def _holds_less_than_all(fact: RankFacts) -> bool:
     """Check that a rank keeps optimizer state, less than two moments of its parameters, and nobody said who shards."""
     state, parameters = (fact.memory_categories.get(name) or 0 for name in ("optimizer_state", "parameters"))
-    return not fact.model_share.is_told and 0 < state < (1 - TOLERANCE) * 2 * parameters
+    return not fact.model_share.is_known and 0 < state < (1 - TOLERANCE) * 2 * parameters
 
 
 def _is_tensor_parallel(fact: RankFacts) -> bool:

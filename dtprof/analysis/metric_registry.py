@@ -1,7 +1,7 @@
 """Every figure of a summary, declared once: name, unit, definition, which way is better, its value, why it may be null.
 
 From these entries follow the columns of the Python API, `dtprof export --format prometheus`, what trackers log, the
-thresholds of `check`, units and order of `compare`, the descriptions of TensorBoard's scalars, the tooltips of pages,
+units of `check`, units and order of `compare`, the descriptions of TensorBoard's scalars, the tooltips of pages,
 and the tables of docs/reference/metrics.md. A new figure is one entry here beside the function that computes it.
 """
 
@@ -51,7 +51,6 @@ class Metric(Generic[Of]):
     json: str = ""  # where `dtprof summary --json` has it, such as ranks[].step_ns; empty: it has it not
     note: str = ""  # more sentences for a tooltip
     tooltips: Mapping[str, str] = field(default_factory=dict)  # what panels call it
-    threshold: str = ""  # option of `dtprof check`
     compared: int = 0  # its place among the figures that `dtprof compare` shows; 0: it has it not
     is_column: bool = True  # the table of its kind in the Python API has it
     prometheus: str = ""  # name in `dtprof export --format prometheus`, after dtprof_finished_; in base units
@@ -158,7 +157,6 @@ JOB: tuple[Metric[Summary], ...] = (
         null=NO_STEPS,
         json="steps.duration_ns.median",
         tooltips={"key_figures": "step_time"},
-        threshold="--max-step-ms",
         compared=1,
         tracker="step_median_ms",
     ),
@@ -189,7 +187,6 @@ JOB: tuple[Metric[Summary], ...] = (
         null="no model was given token ids",
         json="tokens_per_s",
         tooltips={"key_figures": "throughput"},
-        threshold="--min-tokens-per-s",
         compared=2,
         prometheus="tokens_per_second",
         tracker="tokens_per_s",
@@ -204,7 +201,6 @@ JOB: tuple[Metric[Summary], ...] = (
         value=partial(_rate, "samples_per_s"),
         null="no model was given a tensor",
         json="samples_per_s",
-        threshold="--min-samples-per-s",
         compared=3,
         prometheus="batch_samples_per_second",
         tracker="samples_per_s",
@@ -236,7 +232,6 @@ JOB: tuple[Metric[Summary], ...] = (
         value=_exposed_share,
         null=NO_PARTITION,
         tooltips={"key_figures": "exposed_communication", "rank_grid": "exposed_communication"},
-        threshold="--max-exposed",
     ),
     Metric(
         name="wait_fraction",
@@ -247,7 +242,6 @@ JOB: tuple[Metric[Summary], ...] = (
         clock="device",
         value=lambda summary: (summary.part_shares or {}).get("exposed_wait"),
         null=NO_PARTITION,
-        threshold="--max-wait",
     ),
     Metric(
         name="overlap",
@@ -274,7 +268,6 @@ JOB: tuple[Metric[Summary], ...] = (
         null="no pipeline of torch.distributed.pipelining with all its ranks on one clock was recorded",
         json="pipeline.bubble_fraction",
         tooltips={"key_figures": "bubble"},
-        threshold="--max-bubble",
         compared=6,
         prometheus="bubble_ratio",
         tracker="bubble_fraction",
@@ -303,7 +296,6 @@ JOB: tuple[Metric[Summary], ...] = (
         ),
         null="memory was not sampled",
         tooltips={"key_figures": "peak_memory"},
-        threshold="--max-peak-memory",
         compared=12,
         prometheus="peak_memory_bytes",
         tracker="peak_bytes",
@@ -924,8 +916,8 @@ KINDS: Mapping[str, tuple[Metric[Any], ...]] = {
 METRICS = tuple(metric for metrics in KINDS.values() for metric in metrics)
 COMPARED = tuple(dict.fromkeys(m.name for m in sorted(METRICS, key=lambda m: m.compared) if m.compared))
 """Names of the figures that `dtprof compare` shows, in their order."""
-THRESHOLDS = {metric.name: metric for metric in JOB if metric.threshold}
-"""Figures that `dtprof check` checks against a threshold, by name."""
+OF_JOB = {metric.name: metric for metric in JOB}
+"""Figures of the job, by name."""
 
 
 def unit_of(name: str) -> str:

@@ -20,7 +20,7 @@ from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.analysis.steps.step_partition import partition_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, subtract, union
 from dtprof.job.clock_errors import ClockErrors
-from dtprof.job.collective_matching import Matched, OperationInstances, match_operations
+from dtprof.job.collective_matching import MatchedOperations, OperationInstances, match_operations
 from dtprof.job.rank_batches import MAX_AXIS_NS, RankBatch, batch_in_turn, lay_out
 from dtprof.records.tables import Array, RankTables, is_own, join
 
@@ -37,7 +37,7 @@ class PlacedRank:
     operations: Array  # those whose times can be
     spans: Array
     phases: dict[str, Intervals]
-    matched: Matched
+    matched: MatchedOperations
     blocked: Blocked
 
 
@@ -79,7 +79,7 @@ class PlacedBatch:
     operations: Array
     place: Column  # of each operation: the position of its rank
     bounds: list[int]  # where the operations of each rank begin, and the end of the last
-    matched: Matched
+    matched: MatchedOperations
     place_of_channel: Column  # the position of the rank of each channel of `matched`
     instance_rows: Array  # the instance of each row of `matched`
     blocked: Blocked
@@ -283,10 +283,10 @@ def _shift(shifts: Column, intervals: Sequence[Intervals]) -> Intervals:
     return np.concatenate(intervals) + np.repeat(shifts, [len(one) for one in intervals])[:, np.newaxis]
 
 
-def _join_matched(parts: Sequence[Matched], bounds: Sequence[int]) -> Matched:
+def _join_matched(parts: Sequence[MatchedOperations], bounds: Sequence[int]) -> MatchedOperations:
     if len(parts) == 1:
         return parts[0]
-    return Matched(
+    return MatchedOperations(
         channels=[channel for one in parts for channel in one.channels],
         rows=[rows + begin for one, begin in zip(parts, bounds, strict=False) for rows in one.rows],
         seqs=[seqs for one in parts for seqs in one.seqs],

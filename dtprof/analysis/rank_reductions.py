@@ -282,6 +282,7 @@ def reduce_ranks(
     parts: dict[str, Column] = {}
     totals: Sequence[dict[str, int] | None] = nothing
     paths: Sequence[RankPath | None] = nothing
+    # Where completions were not observed, waits are unknown, and a step cannot be split into parts.
     if any(seen):
         parts = part_steps(batch, blocked.stretches)
         totals = sum_steps(parts, batch.window_bounds)

@@ -2,24 +2,15 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.string_entries import entry
 from dtprof.records import schema
+from dtprof.records.sites import Label
 
-
-class Description(NamedTuple):
-    """The content of a label."""
-
-    api: str  # the framework in a word: ddp, fsdp, tp, pp
-    text: str  # the purpose in words, as reports show it
-    module: str | None = None
-    stage: int | None = None
-    microbatch: int | None = None
-
-
-Describe = Callable[..., Description]
+Describe = Callable[..., Label]
 
 
 class AttributionLabels:
@@ -29,37 +20,28 @@ class AttributionLabels:
         """Start without labels."""
         self.recorder = recorder
         self._lock = threading.Lock()
-        self._ids: dict[tuple[str, str], int] = {}
+        self._ids: dict[Label, int] = {}
         self.known: dict[tuple[Any, ...], int] = {}
         """Ids by (describe, *parts), so that the hot path need not build the text again."""
         self._written: set[tuple[Any, ...]] = set()
 
-    def id(self, api: str, text: str, **fields: str | int) -> int:
-        """Return the id of a label, for `Recorder.set_label`; 0 (none) once the table of the run is full.
-
-        Args:
-            api: the framework in a word: ddp, fsdp, tp, pp.
-            text: the purpose in words.
-            fields: module, stage, microbatch, where they apply.
-        """
-        known = self._ids.get((api, text))
+    def id(self, label: Label) -> int:
+        """Return the id of a label, for `Recorder.set_label`; 0 (none) once the table of the run is full."""
+        known = self._ids.get(label)
         if known is not None:
             return known
         with self._lock:
             if len(self._ids) >= schema.MAX_TABLE_ENTRIES:
                 return 0
             new = len(self._ids) + 1
-            if self._ids.setdefault((api, text), new) == new:
-                self.recorder.write_entry(entry("label", id=new, api=api, text=text, **fields))
-            return self._ids[api, text]
+            if self._ids.setdefault(label, new) == new:
+                given = {name: value for name, value in asdict(label).items() if value not in ("", -1)}
+                self.recorder.write_entry(entry("label", id=new, **given))
+            return self._ids[label]
 
     def declare(self, describe: Describe, *parts: Any) -> int:
         """Return the id of the label `describe(*parts)`, and remember it in `known`."""
-        description = describe(*parts)
-        fields = {"module": description.module, "stage": description.stage, "microbatch": description.microbatch}
-        new = self.id(
-            description.api, description.text, **{key: value for key, value in fields.items() if value is not None}
-        )
+        new = self.id(describe(*parts))
         if len(self.known) < schema.MAX_TABLE_ENTRIES:
             self.known[(describe, *parts)] = new
         return new

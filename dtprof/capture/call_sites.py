@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 
+from dtprof.records.sites import Site
+
 PACKAGE = Path(__file__).resolve().parents[1]
 TRANSPARENT = (
     "/c10d_logger.py",
@@ -72,17 +74,6 @@ def user_line(owners: CodeOwners) -> dict[str, str | int] | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallSite:
-    """A line of the user's code and the function it called; `package`: the package that issued the operation."""
-
-    file: str
-    line: int
-    function: str
-    api: str
-    package: str
-
-
 class CallSites:
     """Ids of call sites, by code object and instruction, and the code of the library that issued the operation."""
 
@@ -93,7 +84,7 @@ class CallSites:
         self._owner_of: dict[int, int] = {}  # by id: hashing a code object reads all of it
         self._ids: dict[tuple[int, int, int], int] = {}
 
-    def find(self, frame: FrameType | None) -> tuple[int, CallSite | None]:
+    def find(self, frame: FrameType | None) -> tuple[int, Site | None]:
         """Return the id of the innermost user frame at or above `frame`, and its site when it is new; 0 for none."""
         innermost, library, depth = frame, None, 0
         owner_of = self._owner_of
@@ -120,7 +111,7 @@ class CallSites:
     def _classify(self, path: str) -> int:
         return TOOL if self._owners.is_tool(path) else LIBRARY if self._owners.is_library(path) else USER
 
-    def _declare(self, innermost: FrameType | None, frame: FrameType, issuer: int) -> tuple[int, CallSite]:
+    def _declare(self, innermost: FrameType | None, frame: FrameType, issuer: int) -> tuple[int, Site]:
         new_id = self._ids.setdefault((id(frame.f_code), frame.f_lasti, issuer), len(self._ids) + 1)
         api, package, inner = "", "", innermost
         while inner is not None:
@@ -134,7 +125,7 @@ class CallSites:
                 api = _qualified_name(inner.f_code)
             inner = inner.f_back
         code = frame.f_code
-        return new_id, CallSite(
+        return new_id, Site(
             file=code.co_filename, line=frame.f_lineno or 0, function=_qualified_name(code), api=api, package=package
         )
 

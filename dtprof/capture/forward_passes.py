@@ -117,7 +117,7 @@ class Forward:
                 return 0
             trains = self._records_gradients()
             if trains and owner not in self._trained_in_eval_mode:
-                self.consumption.see_model(owner, _layers_of(module))
+                self.consumption.register_model(owner, _layers_of(module))
             if trains and (module.training or _wraps_training(module)):
                 self.consumption.add_inputs(owner, arguments, options)
                 self._trained_in_eval_mode.setdefault(owner, False)  # it has a mode for each

@@ -97,7 +97,7 @@ class Consumption:
         self._intercepted, self._aside = intercepted, aside
 
     @fence.fenced("the tokens and samples of a step")
-    def see_model(self, model: int, layers: Iterable[Any]) -> None:
+    def register_model(self, model: int, layers: Iterable[Any]) -> None:
         """Look at the layers of a model before its first pass: which dimension of its ids is the batch depends on them.
 
         Layers of torch.nn are made with `batch_first=False` unless the program says otherwise; it may still give the

@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+from dtprof.cli import job_command
 from dtprof.cli.next_command import say_next
 from dtprof.cli.parsers import output_path
-from dtprof.errors import UsageError
 from dtprof.typed_quantities import parse_whole
 
 EPILOG = """\
@@ -56,18 +56,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     program.add_argument("--samples", metavar="N", help="samples of its data set")
     program.add_argument("--batch-size", metavar="N", help="samples of a batch of one rank")
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
-    parser.add_argument(
-        "job", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments, best after `--`"
-    )
+    job_command.add_job(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict."""
-    if not arguments.job:
-        raise UsageError(
-            "no command was given; expected the one that starts the job after `--`, "
-            "for example: dtprof doctor -- torchrun --nproc-per-node 4 train.py"
-        )
+    command = job_command.job_of(arguments)
     from dtprof.analysis.doctor.doctor_case import PipelineFigures
     from dtprof.report.documents.doctor_json import doctor_json
     from dtprof.report.text.doctor_text import doctor_text
@@ -75,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     names = ("stages", "microbatches", "samples", "batch-size")
     request = DoctorRequest(
-        command=tuple(arguments.job),
+        command=tuple(command),
         seconds=parse_whole("--time", arguments.time, LEAST_S, MOST_S),
         output=arguments.output,
         force=arguments.force,

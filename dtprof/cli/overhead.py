@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from dtprof.cli import job_command
 from dtprof.errors import UsageError
 
 DEFAULT_PAIRS = 6
@@ -38,19 +39,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="leave the bare runs untouched: only whole runs are timed, not steps and start-up",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
-    parser.add_argument(
-        "job", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments, best after `--`"
-    )
+    job_command.add_job(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and print the result."""
-    command: list[str] = arguments.job
-    if not command:
-        raise UsageError(
-            "no command was given; expected one after `--`, "
-            "for example: dtprof overhead -- torchrun --nproc-per-node 4 train.py --steps 200"
-        )
+    command = job_command.job_of(arguments, example=f"{job_command.EXAMPLE} --steps 200")
     num_pairs = _num_pairs(arguments.pairs)
 
     from dtprof.report.documents.overhead_json import overhead_json

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import settings
+from dtprof.cli import job_command
 from dtprof.cli.parsers import output_path
 from dtprof.errors import CommandNotFoundError, DtprofError, UsageError
 from dtprof.typed_quantities import parse_port
@@ -47,19 +48,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--off", action="store_true", help="run the command as it is: nothing is recorded [DTPROF_OFF=1]"
     )
-    parser.add_argument(
-        "job", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command and its arguments, best after `--`"
-    )
+    job_command.add_job(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the job; see the epilog for the exit status."""
-    command: list[str] = arguments.job
-    if not command:
-        raise UsageError(
-            "no command was given; expected one after `--`, "
-            "for example: dtprof run -- torchrun --nproc-per-node 4 train.py"
-        )
+    command = job_command.job_of(arguments)
     if arguments.off or settings.is_switched_on(settings.ENV_OFF):
         return _run_bare(command)
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dtprof.diagnosis.findings import at_line, group_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
-from dtprof.records.tables import UNKNOWN_NS, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import UNKNOWN_NS
 
 REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
 """How the messages of back ends begin that refuse arguments."""

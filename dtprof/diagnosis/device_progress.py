@@ -30,27 +30,27 @@ def merge_progress(rank: RankState, other: RankState, *, shift: int) -> RankStat
     Parameters:
         shift: what to add to a position of the rank to have that of the other source.
     """
-    seen = _Seen.of(rank, other, shift)
-    if not seen.open and not seen.completed:
+    progress = _OtherProgress.of(rank, other, shift)
+    if not progress.open and not progress.completed:
         return rank
     adopted = LazyOperations(
-        lambda row: seen.adopt(rank.operations[row - rank.first_row]),
+        lambda row: progress.adopt(rank.operations[row - rank.first_row]),
         first=rank.first_row,
         end=rank.first_row + len(rank.operations),
     )
     known = {_place(operation): operation for operation in rank.open_operations}
     places = [_place(operation) for operation in rank.open_operations]
-    for place in seen.open.keys() - known.keys():
+    for place in progress.open.keys() - known.keys():
         at = _index_of(rank, place)
         if at is not None:
             known[place] = rank.operations[at]
             places.append(place)
-    still_open = [operation for place in places if (operation := seen.adopt(known[place])).open]
+    still_open = [operation for place in places if (operation := progress.adopt(known[place])).open]
     return replace(
         rank,
         operations=adopted,
         open_operations=tuple(sorted(still_open, key=lambda operation: operation.issued_ns)),
-        collectives=RankCollectives(groups=_completed(rank, seen), operation=_adopting(rank, seen)),
+        collectives=RankCollectives(groups=_completed(rank, progress), operation=_adopting(rank, progress)),
     )
 
 
@@ -65,14 +65,14 @@ def find_uncounted(rank: RankState, other: RankState, *, shift: int) -> tuple[st
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
+class _OtherProgress:
     """Progress that the other source knows, by rows of the first."""
 
     open: Mapping[Place, Operation]
     completed: frozenset[Place]
 
     @classmethod
-    def of(cls, rank: RankState, other: RankState, shift: int) -> "_Seen":
+    def of(cls, rank: RankState, other: RankState, shift: int) -> "_OtherProgress":
         groups = rank.collectives.groups.keys() & other.collectives.groups.keys()
         paired = {group for group in groups if _are_paired(rank, other, group, shift)}
         pending: dict[Place, Operation] = {}
@@ -107,7 +107,7 @@ class _Seen:
 def _place(operation: Operation) -> Place:
     if not operation.p2p:
         return operation.group, operation.seq
-    return ChannelEnd(operation.group, operation.peer_rank, operation.tag, operation.op == "send"), operation.nth
+    return operation.channel_end, operation.nth
 
 
 def _are_paired(rank: RankState, other: RankState, group: GroupId, shift: int) -> bool:
@@ -134,10 +134,10 @@ def _index_of(rank: RankState, place: Place) -> int | None:
     return at[0] if at and 0 <= at[0] < len(rank.operations) else None
 
 
-def _completed(rank: RankState, seen: _Seen) -> dict[GroupId, Array]:
+def _completed(rank: RankState, progress: _OtherProgress) -> dict[GroupId, Array]:
     groups = {}
     for group, table in rank.collectives.groups.items():
-        done = [(group, seq) in seen.completed for seq in table["seq"].tolist()]
+        done = [(group, seq) in progress.completed for seq in table["seq"].tolist()]
         groups[group] = table
         if any(done):
             groups[group] = table.copy()
@@ -145,5 +145,5 @@ def _completed(rank: RankState, seen: _Seen) -> dict[GroupId, Array]:
     return groups
 
 
-def _adopting(rank: RankState, seen: _Seen) -> Callable[[int], Operation]:
-    return lambda row: seen.adopt(rank.collectives.operation(row))
+def _adopting(rank: RankState, progress: _OtherProgress) -> Callable[[int], Operation]:
+    return lambda row: progress.adopt(rank.collectives.operation(row))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 
 from dtprof.formatting import list_ranks
-from dtprof.records.tables import Group, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import Group
 
 SCHEMA = 1
 OUTCOMES = ("healthy", "hang", "crash", "slow", "risk", "unknown")

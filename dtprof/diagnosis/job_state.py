@@ -20,6 +20,7 @@ from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.job.wait_graph import Wait, find_waits
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.oom_victims import OomVictim
+from dtprof.records.sites import Site
 from dtprof.records.tables import (
     UNKNOWN_NS,
     CrashStack,
@@ -31,7 +32,6 @@ from dtprof.records.tables import (
     OutOfMemory,
     Pipeline,
     ProcessExit,
-    Site,
     ThreadException,
     WrappedParameters,
 )

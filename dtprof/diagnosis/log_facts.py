@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 
 MAX_FACTS = 20_000
 """Facts kept of one kind; later ones are counted only."""

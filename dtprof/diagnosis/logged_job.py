@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from dtprof import launchers
 from dtprof.diagnosis.log_facts import BACKWARD, MAX_RANK, Communicator, Exit, Facts, Note, Trace
-from dtprof.records.tables import Group, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import Group
 
 FROM_OUTSIDE = ("KeyboardInterrupt", "SystemExit")
 NOBODY_CAME = ("RendezvousTimeoutError", "RendezvousConnectionError")

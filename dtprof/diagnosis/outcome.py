@@ -66,6 +66,7 @@ def words_on_lost(job: JobState, findings: Sequence[Finding]) -> tuple[str, ...]
 
 def _outcome(job: JobState, findings: Sequence[Finding], left_open: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     faults = [finding for finding in findings if finding.severity != "info"]
+    # A log shows no ranks that go on: whether the job hung follows from the timeouts that it names.
     if faults and job.sources == ("log",):
         hung = job.timed_out is not False or faults[0].kind in ("rank-stuck", "rank-never-joined")
         nobody = not (faults[0].culprit_ranks or faults[0].leaves_open)
@@ -75,16 +76,18 @@ def _outcome(job: JobState, findings: Sequence[Finding], left_open: tuple[str, .
         kinds = {finding.kind for finding in faults}
         if kinds <= SLOW:
             return "slow", ()
+        # Faults that nobody waits for, in a job that went on, may still hang or spoil a later one.
         went_on = not job.went_wrong or _was_stopped(job)
         if went_on and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
             return "risk", ()
         failed = _failed(job) or any(r.signal_name in NATIVE_CRASHES for r in job.ranks.values())
+        # A job that was stopped because it hung fails, too: that is no crash.
         hung = job.stopped_on_hang_ns is not None or bool(job.timed_out)
         is_crash = faults[0].kind in CRASHES or (failed and not hung)
         return ("crash" if is_crash else "hang"), ()
     status = job.manifest.exit_status
     if job.sources == ("log",) and job.log is not None:
-        return ("hang" if job.timed_out else "unknown"), (*left_open, *_log_words(job.log, is_told=bool(left_open)))
+        return ("hang" if job.timed_out else "unknown"), (*left_open, *_log_words(job.log, is_reported=bool(left_open)))
     if not job.ranks:
         return "unknown", ("no rank left a record: there is nothing to diagnose",)
     if status not in (None, 0):
@@ -97,6 +100,7 @@ def _outcome(job: JobState, findings: Sequence[Finding], left_open: tuple[str, .
         return "unknown", (f"the job ended with exit status {status}, and no record shows why",)
     if job.stalled:
         return "unknown", (_unknown_wait(job),)
+    # The launcher has recorded no end either, so nobody saw how these ranks exited.
     if not job.manifest.ended_realtime_ns and (gone := _without_exit_record(job)):
         return "unknown", (
             f"{list_ranks(gone)} {NO_EXIT_RECORD}: killed together with dtprof run, or with the host; "
@@ -105,7 +109,7 @@ def _outcome(job: JobState, findings: Sequence[Finding], left_open: tuple[str, .
     return "healthy", ()
 
 
-def _log_words(job: LoggedJob, *, is_told: bool) -> Sequence[str]:
+def _log_words(job: LoggedJob, *, is_reported: bool) -> Sequence[str]:
     """Say why a log without a finding tells no cause."""
     reasons: list[str] = []
     stopped = job.notes("stopped")
@@ -118,7 +122,7 @@ def _log_words(job: LoggedJob, *, is_told: bool) -> Sequence[str]:
         reasons.append("monitored barriers point at each other: a connection failed or was late")
     if hints := job.hints:
         reasons.append(f"the log says {hints[0].type}: {hints[0].message[:120]}, without a traceback or a rank")
-    if reasons or is_told:
+    if reasons or is_reported:
         return reasons
     if failed := [end.rank for end in job.exits.values() if end.status != 0]:
         return [f"{list_ranks(failed)} failed, and no line tells why"]

@@ -7,7 +7,7 @@ from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
 from dtprof.lint.program_order import SourcePlace
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 
 ENDING = "raise"
 """The way past a call that ends the program, by `raise SystemExit`."""

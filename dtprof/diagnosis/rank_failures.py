@@ -13,7 +13,8 @@ from dtprof.diagnosis.findings import Finding, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.stop_detection import stop_ns
 from dtprof.job.issued_operations import Operation
-from dtprof.records.tables import UNKNOWN_NS, ProcessExit, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
 OUTLIVED_NS = 1_000_000_000
 """A signal to the whole job ends its ranks within this time."""

@@ -29,15 +29,18 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
     """
     case = Case(job)
     findings, unexplained = _find_causes(case)
+    # A risk is worth a line only in a job that nothing ended or blocks.
     if not findings and job.ranks and not job.stalled:
         findings = _find_risks(case)
     elif findings and findings[0].kind == "rank-crashed":
         findings += _find_all(case, Stage.BESIDE_CRASH)
     elif findings and job.stalled:
+        # A hang hides faults of other groups that completed before it; those that it explains are known already.
         known = {(one.kind, one.group, one.seq) for one in findings}
         beside = _find_all(case, Stage.BESIDE_HANG)
         findings += [one for one in beside if (one.kind, one.group, one.seq) not in known]
     left_open = () if findings else tuple(text for rule in RULES for text in rule.leave_open(case))
+    # The outcome comes before the findings of the whole job, which hold in a sound one as well.
     outcome, reasons = assess_outcome(job, findings, left_open)
     beside = _find_all(case, Stage.WHOLE_JOB)
     findings = [*findings, *beside]

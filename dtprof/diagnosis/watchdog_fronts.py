@@ -120,11 +120,11 @@ def begins_at_zero(key: Key, fronts: Fronts) -> bool:
 
 def group_size(job: LoggedJob, fronts: Fronts) -> tuple[int, bool]:
     """Return how many members the group has, 0 where nothing tells, and whether it is certain."""
-    size, certain = _told_size(job, fronts)
+    size, certain = _reported_size(job, fronts)
     return (size, certain) if size <= MAX_RANK else (0, False)  # damaged numbers are no jobs
 
 
-def _told_size(job: LoggedJob, fronts: Fronts) -> tuple[int, bool]:
+def _reported_size(job: LoggedJob, fronts: Fronts) -> tuple[int, bool]:
     least = max(fronts) + 1
     ratios = set()
     for one in fronts.values():

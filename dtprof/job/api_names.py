@@ -6,7 +6,8 @@ import numpy as np
 
 from dtprof.columns import is_any, number_distinct
 from dtprof.intervals import Column
-from dtprof.records.tables import Array, RankTables, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import Array, RankTables
 
 _BACKWARD = ("Tensor.backward", "backward")
 _OF_DDP = ("all_reduce", "broadcast")

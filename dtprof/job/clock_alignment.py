@@ -21,7 +21,7 @@ import numpy as np
 from dtprof.columns import distinct, is_any, median
 from dtprof.intervals import Column, Floats
 from dtprof.job.clock_errors import ClockErrors
-from dtprof.job.collective_matching import FAR, Matched, split
+from dtprof.job.collective_matching import FAR, MatchedOperations, split
 from dtprof.job.groups import Channel
 from dtprof.job.sound_records import stride_of
 from dtprof.records import codes
@@ -118,7 +118,7 @@ class Clocks:
         return np.round(offset).astype(np.int64)
 
 
-def collect_marks(tables: RankTables, operations: Array, matched: Matched) -> dict[Channel, Array]:
+def collect_marks(tables: RankTables, operations: Array, matched: MatchedOperations) -> dict[Channel, Array]:
     """Return of some operations of one rank when it gave what others need, and when it had what it needs of others.
 
     Rows are by position; `start` is -1 where nobody needs it, `done` FAR where it needs nobody, or is not known.
@@ -358,6 +358,7 @@ def tighten(clocks: Clocks, marks: Marks, spans: Mapping[str, tuple[int, int]]) 
             lines[boot], corrected = _check(clocks, boot, pairs.get((boot, reference)), spans[boot], contradicted)
             if corrected is not clocks.measured[boot]:
                 straight[boot] = corrected
+    # From the reference on: hosts that share no operation with it are aligned over hosts that are.
     waiting = dict(pairs)
     reached = True
     while reached:
@@ -379,6 +380,7 @@ def tighten(clocks: Clocks, marks: Marks, spans: Mapping[str, tuple[int, int]]) 
         corrections={
             boot: line
             for boot, line in lines.items()
+            # A smaller correction changes no order worth having: it counts as an error instead.
             if boot in straight or _size(line, spans.get(boot)) >= WORTH_IT_NS
         },
         errors_ns={

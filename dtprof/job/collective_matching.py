@@ -67,17 +67,23 @@ for _column, _value in {
     _NEUTRAL[_column] = _value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Matched:
-    """Where operations belong: channels, and of each the rows of the operations, by position.
+@dataclass(kw_only=True)
+class MatchedOperations:
+    """The channels of operations, and for each channel the rows of its operations in the order of the channel.
 
     Of several ranks side by side, those of one rank follow those of another: a channel is there once a rank.
     """
 
-    channels: Sequence[Channel]
-    rows: Sequence[Column]
-    seqs: Sequence[Column]
-    unmatched: int  # operations that cannot be placed
+    channels: list[Channel] = field(default_factory=list)
+    rows: list[Column] = field(default_factory=list)
+    seqs: list[Column] = field(default_factory=list)
+    unmatched: int = 0  # operations without a channel
+
+    def add(self, channel: Channel, rows: Column, seqs: Column) -> None:
+        """Add the operations of one more channel."""
+        self.channels.append(channel)
+        self.rows.append(rows)
+        self.seqs.append(seqs)
 
     @functools.cached_property
     def every_row(self) -> Column:
@@ -89,7 +95,7 @@ class Matched:
         lengths = [len(rows) for rows in self.rows]
         return np.repeat(np.fromiter(values, np.int64, len(lengths)), lengths)
 
-    def matched_in(self, instances: "OperationInstances") -> "Matched":
+    def matched_in(self, instances: "OperationInstances") -> "MatchedOperations":
         """Return the same without operations newer than these instances: a job may be running."""
         kept = []
         for channel, rows, seqs in zip(self.channels, self.rows, self.seqs, strict=True):
@@ -101,7 +107,7 @@ class Matched:
         if all(len(rows) == len(own) for (_, rows, _), own in zip(kept, self.rows, strict=True)):
             return self
         kept = [one for one in kept if len(one[1])]
-        return Matched(
+        return MatchedOperations(
             channels=[channel for channel, _, _ in kept],
             rows=[rows for _, rows, _ in kept],
             seqs=[seqs for _, _, seqs in kept],
@@ -194,7 +200,7 @@ def split(rows: Array, channels: Iterable[Channel], like: Iterable[Array | Colum
     return {channel: rows[begin:end] for channel, begin, end in zip(channels, [0, *ends], ends, strict=False)}
 
 
-def match_operations(batch: RankBatch) -> list[Matched]:
+def match_operations(batch: RankBatch) -> list[MatchedOperations]:
     """Place every operation of each rank in its channel; rows are counted from the first operation of the rank."""
     operations = batch.operations
     groups = np.ascontiguousarray(operations.table["group"])
@@ -220,7 +226,7 @@ def match_operations(batch: RankBatch) -> list[Matched]:
     rows = order - np.array(operations.bounds)[operations.place[order]] if several else order
     repeated = same & (seqs[1:] == seqs[:-1])  # a position twice: damaged records
     groups_of = _groups_of(batch.tables, chosen)
-    found = [_Placed() for _ in batch.tables]
+    found = [MatchedOperations() for _ in batch.tables]
     messages: list[_Messages] = []
     for one, begin, end in zip(chosen, bounds, bounds[1:], strict=False):
         group = groups_of[one.place].get(one.group)
@@ -236,7 +242,7 @@ def match_operations(batch: RankBatch) -> list[Matched]:
                 own, own_seqs = own[only], own_seqs[only]
             found[one.place].add(Channel(group), own, own_seqs)
     _match_messages(batch, messages, found)
-    return [placed.matched() for placed in found]
+    return found
 
 
 class _Key(NamedTuple):
@@ -250,24 +256,6 @@ class _Key(NamedTuple):
     def unpack(cls, number: int) -> "_Key":
         """Return the key that is packed in a number."""
         return cls(number >> 17, bool(number >> 16 & 1), number & 0xFFFF)
-
-
-@dataclass
-class _Placed:
-    """The operations of one rank that are placed so far."""
-
-    channels: list[Channel] = field(default_factory=list)
-    rows: list[Column] = field(default_factory=list)
-    seqs: list[Column] = field(default_factory=list)
-    unmatched: int = 0
-
-    def add(self, channel: Channel, rows: Column, seqs: Column) -> None:
-        self.channels.append(channel)
-        self.rows.append(rows)
-        self.seqs.append(seqs)
-
-    def matched(self) -> Matched:
-        return Matched(channels=self.channels, rows=self.rows, seqs=self.seqs, unmatched=self.unmatched)
 
 
 class _Messages(NamedTuple):
@@ -294,7 +282,7 @@ def _bounds(sorted_values: Column) -> list[int]:
     return [0, *changes.tolist(), len(sorted_values)]
 
 
-def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequence[_Placed]) -> None:
+def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequence[MatchedOperations]) -> None:
     """Place sends and receives by pair of ranks, tag and order; in logs without their beginning by order in each step.
 
     The older messages of such a log are not counted, and each rank lacks others: both ends count anew in each step.
@@ -365,7 +353,9 @@ def duration_of(operations: Array) -> Column:
     return duration
 
 
-def describe_operations(batch: RankBatch, apis: Sequence[Apis], matched: Sequence[Matched]) -> list[RankInstances]:
+def describe_operations(
+    batch: RankBatch, apis: Sequence[Apis], matched: Sequence[MatchedOperations]
+) -> list[RankInstances]:
     """Describe the operations of each rank as instances that only it has recorded."""
     operations, tables = batch.operations.table, batch.tables
     lengths = [len(one.every_row) for one in matched]
@@ -415,7 +405,9 @@ def describe_operations(batch: RankBatch, apis: Sequence[Apis], matched: Sequenc
     return described
 
 
-def _describe_roots(rank: int, operations: Array, matched: Matched, by_channel: Mapping[Channel, Array]) -> None:
+def _describe_roots(
+    rank: int, operations: Array, matched: MatchedOperations, by_channel: Mapping[Channel, Array]
+) -> None:
     """Fill in the roots of collectives."""
     for (channel, rows), own in zip(by_channel.items(), matched.rows, strict=True):
         root = operations["peer"][own]

@@ -17,7 +17,8 @@ from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation, RankCollectives, Ranks
 from dtprof.records import codes
 from dtprof.records.events import FROM_ROOT, TO_ROOT
-from dtprof.records.tables import Array, RankTables, Site, select
+from dtprof.records.sites import Site
+from dtprof.records.tables import Array, RankTables, select
 
 COMPARED = np.dtype(
     [

@@ -13,7 +13,22 @@ import numpy.typing as npt
 
 from dtprof.job.groups import GroupId
 from dtprof.records.codes import NONE
-from dtprof.records.tables import UNKNOWN_NS, Array, Site, join, select
+from dtprof.records.sites import Site
+from dtprof.records.tables import UNKNOWN_NS, Array, join, select
+
+
+@dataclass(frozen=True)
+class ChannelEnd:
+    """One end of a channel: point-to-point messages of one group, peer, tag and direction, which arrive in order."""
+
+    group: GroupId
+    peer: int  # global rank; -1: any source
+    tag: int
+    sends: bool
+
+    def other(self, rank: int) -> "ChannelEnd":
+        """Return the end that the peer has of this one, which is of `rank`."""
+        return ChannelEnd(self.group, rank, self.tag, not self.sends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +71,11 @@ class Operation:
         return self.group.ranks[self.peer] if 0 <= self.peer < len(self.group.ranks) else -1
 
     @property
+    def channel_end(self) -> ChannelEnd:
+        """The channel of a message, as the rank that issued it has it."""
+        return ChannelEnd(self.group, self.peer_rank, self.tag, self.op == "send")
+
+    @property
     def open(self) -> bool:
         """Say whether it has failed or is known not to have completed."""
         return self.failed or (self.observed and not self.done) or self.inside_call
@@ -95,16 +115,6 @@ class LazyOperations(Sequence[Operation]):
         if operation is None:
             operation = self._made[at] = self._make(self._first + range(len(self))[at])
         return operation
-
-
-@dataclass(frozen=True)
-class ChannelEnd:
-    """One end of a channel: point-to-point messages of one group, peer, tag and direction, which arrive in order."""
-
-    group: GroupId
-    peer: int  # global rank; -1: any source
-    tag: int
-    sends: bool
 
 
 MESSAGE = np.dtype(
@@ -189,7 +199,7 @@ class RankOperations:
             if not o.p2p:  # a group works off its collectives one by one: on a stream of its own, which no mark shows
                 first.setdefault(o.group, o.seq + o.started)
             elif not o.started and o.nth >= 0:
-                first.setdefault(ChannelEnd(o.group, o.peer_rank, o.tag, o.op == "send"), o.nth)
+                first.setdefault(o.channel_end, o.nth)
         return first
 
     def _is_held_back(self, operation: Operation) -> bool:

@@ -6,7 +6,7 @@ rank has issued has not come before its device has started it.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtprof.job.cyclic_waits import find_closed_sets
 from dtprof.job.groups import GroupId
@@ -96,7 +96,7 @@ def has_come(ranks: Ranks, rank: int, operation: Operation) -> bool | None:
     came = is_met(ranks, rank, operation)
     if not came:
         return came
-    end = ChannelEnd(operation.group, rank, operation.tag, sends=operation.op == "recv")
+    end = operation.channel_end.other(rank)
     peer = ranks[operation.peer_rank]
     return peer.channels.get(end, 0) <= operation.nth or peer.has_come_to_message(end, operation.nth)
 
@@ -106,11 +106,11 @@ def is_met(ranks: Ranks, rank: int, operation: Operation) -> bool | None:
     peer = operation.peer_rank
     if not _are_counted(ranks, rank, operation):
         return None
-    receives = operation.op == "send"
     theirs = ranks[peer].channels
-    count = theirs.get(ChannelEnd(operation.group, rank, operation.tag, not receives), 0)
-    if receives:
-        count += theirs.get(ChannelEnd(operation.group, -1, operation.tag, False), 0)  # any source may take it
+    end = operation.channel_end.other(rank)
+    count = theirs.get(end, 0)
+    if not end.sends:
+        count += theirs.get(replace(end, peer=-1), 0)  # any source may take it
     return count > operation.nth
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from dtprof.fence import REPORTED, fenced, is_first
 from dtprof.job.stalls import INTERVAL_NS, Pauses, RankPhase, stall_threshold
@@ -39,11 +38,8 @@ class StallVerdict:
     headline: str = ""  # what is said without figures that differ from poll to poll
 
 
-class DiagnoseStall(Protocol):
-    """Reads the run and diagnoses the stall."""
-
-    def __call__(self, run: Path) -> StallVerdict:
-        """Return the verdict; `is_hang` False where ranks only compute for long."""
+DiagnoseStall = Callable[[Path], StallVerdict]
+"""Reads a run and diagnoses the stall; `is_hang` is False where ranks only compute for long."""
 
 
 @dataclass(kw_only=True)

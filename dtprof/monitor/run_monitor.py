@@ -154,7 +154,7 @@ class Monitor:
             job_problem=self.window.job_problem,
             mismatches=mismatches,
             alarms=(
-                *([tell_damage(self.window.job_problem)] if self.window.job_problem else []),
+                *([describe_damage(self.window.job_problem)] if self.window.job_problem else []),
                 *_find_alarms(ranks, self.summary, growths, mismatches, progress, is_over=is_over),
             ),
         )
@@ -202,7 +202,7 @@ class Monitor:
         self._advice_interval.charge(self._clock() - began)
 
 
-def tell_damage(job_problem: str) -> str:
+def describe_damage(job_problem: str) -> str:
     """Name the fault of the run.json of a run, and the remedy."""
     return (
         f"{job_problem}; expected the JSON object that `dtprof run` writes: put it back, or go by what the ranks "
@@ -232,7 +232,7 @@ def _find_alarms(
     *,
     is_over: bool,
 ) -> list[str]:
-    alarms = _tell_ends(ranks)
+    alarms = _describe_exits(ranks)
     if progress.state == Progress.STALLED:
         alarms.append(progress.words)
     alarms += map(_mismatch, mismatches[:MAX_MISMATCH_ALARMS])
@@ -246,7 +246,7 @@ def _find_alarms(
     return alarms
 
 
-def _tell_ends(ranks: Sequence[RankActivity]) -> list[str]:
+def _describe_exits(ranks: Sequence[RankActivity]) -> list[str]:
     """Name the ranks that failed, the fewest of a kind first; those ended by the launcher's SIGTERM come last."""
     by_end: dict[str, list[int]] = {}
     for rank in ranks:

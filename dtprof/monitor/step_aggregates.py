@@ -201,7 +201,7 @@ def _newest_step(fold: _Fold, surveys: Surveys, used: MeasuredSteps) -> NewestSt
 
 def _known_of(share: ModelShare) -> tuple[bool, bool, int]:
     """Return how much operations tell of a share: those of single steps may tell less than earlier ones."""
-    return share.is_told, share.crossing_values is not None, share.layers or 0
+    return share.is_known, share.crossing_values is not None, share.layers or 0
 
 
 def _join_surveys(folds: Sequence[_Fold], newest: Surveys) -> Surveys:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dtprof.records import schema
 from dtprof.records.axis_names import KNOWN_AXES, canonical_axis
+from dtprof.records.sites import Site
 
 UNKNOWN_NS = -1
 
@@ -221,29 +222,6 @@ class Pipeline:
     def could_be(self, schedule: str) -> bool:
         """Say whether the framework of the pipeline has a schedule of this name."""
         return self.offered is None or schedule in self.offered
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """The framework component that issued an operation, and its purpose."""
-
-    api: str  # ddp, fsdp, tp, pp, ...
-    text: str  # in words: "fsdp all-gather of layers.4"
-    module: str = ""
-    stage: int = -1
-    microbatch: int = -1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """A line of the user's code and the function it called."""
-
-    file: str
-    line: int
-    function: str
-    api: str = ""
-    label: Label | None = None
-    package: str = ""  # the installed package that issued the operation; empty: the program or torch
 
 
 @dataclass(frozen=True, kw_only=True)

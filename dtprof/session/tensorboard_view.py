@@ -64,22 +64,22 @@ def write_logs(
 ) -> "tuple[ScalarLogs, list[str]]":
     """Write the log directory of a run; return the logs, to which steps can be added, and remarks on omitted parts.
 
-    While workers look at the ranks and sum them up, this process reads what the verdict needs of them.
+    While workers read and sum up the ranks, this process reads what the verdict needs of them.
     """
     from dtprof.analysis.timeline.operation_detail import RankDetail, read_detail, summarise_and_map
     from dtprof.interchange.exporters.tensorboard_logs import write_tensorboard
 
     summed_up: Future[Summary] = Future()
 
-    def look(work: Callable[[RankDetail], Result]) -> list[Result]:
-        summary, found = summarise_and_map(detail, work, executor)
+    def map_ranks(work: Callable[[RankDetail], Result]) -> list[Result]:
+        summary, results = summarise_and_map(detail, work, executor)
         summed_up.set_result(summary)
-        return found
+        return results
 
     with beside(executor, lambda: account_for(run, summed_up.result)) as account:
         try:
             detail = read_detail(run, executor)
-            return write_tensorboard(detail, folder, steps=steps, account=account, look=look)
+            return write_tensorboard(detail, folder, steps=steps, account=account, map_ranks=map_ranks)
         finally:
             summed_up.cancel()  # where that failed, else in vain
 

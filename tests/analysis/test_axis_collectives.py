@@ -3,7 +3,7 @@
 from dtprof.analysis.communication.axis_collectives import collectives_by_axis, name_operations, sum_by_axis
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
-from dtprof.records.tables import Label
+from dtprof.records.sites import Label
 from tests.builders import MemoryRun, RankBuilder
 
 

@@ -17,7 +17,8 @@ from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.nodes.node_memory import MOST_LINES, read_node_memory
 from dtprof.records.nodes.node_samples import GPU, HOST, Sample, SampleFile
-from dtprof.records.tables import Label, NodeMemory, Sharding, Site
+from dtprof.records.sites import Label, Site
+from dtprof.records.tables import NodeMemory, Sharding
 from dtprof.report.documents.summary_json import summary_json
 from dtprof.report.text.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder

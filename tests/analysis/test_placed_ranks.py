@@ -14,7 +14,7 @@ from dtprof.analysis.steps.phase_intervals import BUSY, ORDER
 from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.intervals import NONE, Intervals
 from dtprof.job import rank_batches
-from dtprof.job.collective_matching import Matched, OperationInstances
+from dtprof.job.collective_matching import MatchedOperations, OperationInstances
 from dtprof.records import events
 from dtprof.records.reader import open_run
 from dtprof.records.tables import OPERATION, SPAN, RankTables
@@ -61,7 +61,7 @@ def placed(rank: int, call: Intervals, *, busy: Intervals = NONE) -> SteppedRank
             operations=operations,
             spans=np.zeros(0, SPAN),
             phases=dict.fromkeys((*ORDER, *BUSY), NONE) | {events.DEVICE_BUSY: busy},
-            matched=Matched(channels=(), rows=(), seqs=(), unmatched=0),
+            matched=MatchedOperations(),
             blocked=Blocked(call=call, wait=call, known=nowhere, counts=nowhere, of_steps=nowhere),
         ),
         numbers=np.zeros(0, np.int64),

@@ -233,7 +233,7 @@ def test_copies_under_other_names_are_recognised_by_what_they_define(
         vars(sharded),
     )
     for _ in range(2):  # each is hooked once
-        attribution.copies.look()
+        attribution.copies.find()
         modules(f"lab.late{_}")
     schedules.forward_backward_pipelining_without_interleaving(
         acts=[("F", None, 0), ("B", None, 0)], model=object(), num_microbatches=1
@@ -258,7 +258,7 @@ def test_groups_in_variables_of_a_copy_have_its_axes(
     exec("def initialize_model_parallel(): ...\ndef get_data_parallel_group(): ...", vars(state))
     Megatron(attribution).install()
     assert named_axis_entry("of copy") == ""
-    attribution.copies.look()
+    attribution.copies.find()
     assert json.loads(named_axis_entry("of copy")) == {"k": "axis", "group": "of copy", "axis": "tp", "by": "lab.mpu"}
 
 
@@ -272,7 +272,7 @@ def test_modules_are_searched_without_running_their_code(attribution: Attributio
     sys.modules["lab.lazy"] = Lazy("lab.lazy")
     sys.modules["lab.nothing"] = None  # type: ignore[assignment]  # as a test that blocks an import leaves it
     try:
-        attribution.copies.look()
+        attribution.copies.find()
     finally:
         del sys.modules["lab.nothing"]
 
@@ -584,7 +584,7 @@ def test_oss_of_fairscale_shards_the_state_of_the_optimizer(
 def test_formula_takes_parameters_as_the_scheme_holds_them(
     scheme: str, is_whole: bool, held: tuple[int, int, int], formula: float
 ) -> None:
-    share = ModelShare(scheme=scheme, is_told=True, shards=2, holds_whole=is_whole)
+    share = ModelShare(scheme=scheme, is_known=True, shards=2, holds_whole=is_whole)
     names = ("parameters", "gradients", "optimizer_state")
     found = compare_with_formula(dict(zip(names, (1000 * size for size in held), strict=True)), share)
     assert found is not None

@@ -123,9 +123,9 @@ def framework() -> Any:
 
 
 def describe(value: int) -> Any:
-    from dtprof.capture.attribution_labels import Description
+    from dtprof.records.sites import Label
 
-    return Description("some", f"some gather of {value}")
+    return Label("some", f"some gather of {value}")
 
 
 def test_a_label_holds_during_the_call_and_no_longer(hooked: Any) -> None:

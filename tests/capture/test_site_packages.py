@@ -9,7 +9,8 @@ import pytest
 
 from dtprof.capture import call_sites
 from dtprof.job.api_names import find_apis
-from dtprof.records.tables import OPERATION, RankTables, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import OPERATION, RankTables
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ HIDDEN = Tensor(2, 16, 32, dtype="float32")
 def test_the_batch_of_ids_is_not_taken_to_come_first_where_layers_may_take_the_sequence_first(
     consumption: Consumption, log: Samples, arguments: tuple[Any, ...], samples: list[int]
 ) -> None:
-    consumption.see_model(1, [object(), Layer()])
+    consumption.register_model(1, [object(), Layer()])
     consumption.add_inputs(1, arguments, {})
     consumption.end_step()
     assert log.recorded == [("tokens", 64), *(("samples", number) for number in samples)]

@@ -9,7 +9,8 @@ from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.parting_calls import align_frames, frames_of
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
-from dtprof.records.tables import CrashStack, ExceptionRecord, ProcessExit, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import CrashStack, ExceptionRecord, ProcessExit
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import CONNECTION_LOST, STEP, build_job
 

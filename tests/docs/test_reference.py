@@ -15,12 +15,14 @@ from dtprof.analysis.comparison.run_comparison import VERDICTS, compare_runs
 from dtprof.analysis.comparison.thresholds import Threshold, check_threshold
 from dtprof.analysis.doctor import doctor_judgement
 from dtprof.analysis.results import PARTS
+from dtprof.cli import check
 from dtprof.cli.main import COMMANDS
 from dtprof.diagnosis.findings import OUTCOMES, Finding, Verdict
 from dtprof.diagnosis.rules import KINDS, ORDER
 from dtprof.launch import run_directory
 from dtprof.records import schema_page
-from dtprof.records.tables import Group, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import Group
 from dtprof.report.documents.check_json import check_json
 from dtprof.report.documents.comparison_json import comparison_json
 from dtprof.report.documents.summary_json import summary_json
@@ -161,7 +163,7 @@ def test_every_key_figure_and_outcome_of_a_check_is_listed() -> None:
     words = {
         *keys_of(document),
         *thresholds.OUTCOMES,
-        *metric_registry.THRESHOLDS,
+        *(option.figure for option in check.OPTIONS),
         thresholds.SLOWDOWN,
         thresholds.FINDINGS,
     }

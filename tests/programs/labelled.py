@@ -8,6 +8,7 @@ import torch.distributed as dist
 from recording import open_recorder
 
 from dtprof.capture.attribution_labels import AttributionLabels
+from dtprof.records.sites import Label
 
 
 def main(folder):
@@ -15,9 +16,9 @@ def main(folder):
     recorder.install(["allreduce_", "barrier"])
     labels = AttributionLabels(recorder)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    outer = labels.id("fsdp", "fsdp all-gather of layers.0", module="layers.0")
-    inner = labels.id("fsdp", "fsdp all-gather of layers.1", module="layers.1")
-    assert labels.id("fsdp", "fsdp all-gather of layers.0") == outer
+    outer = labels.id(Label("fsdp", "fsdp all-gather of layers.0", module="layers.0"))
+    inner = labels.id(Label("fsdp", "fsdp all-gather of layers.1", module="layers.1"))
+    assert labels.id(Label("fsdp", "fsdp all-gather of layers.0", module="layers.0")) == outer
 
     assert recorder.set_label(outer) == 0
     for label in (outer, inner):

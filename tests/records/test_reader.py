@@ -14,7 +14,8 @@ from dtprof.errors import NewerFormatError, NotARunError
 from dtprof.records import paths, schema
 from dtprof.records.rank_log.segments import OperationRows
 from dtprof.records.reader import open_run
-from dtprof.records.tables import UNKNOWN_NS, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import UNKNOWN_NS
 from tests.builders import RankBuilder, write_run
 from tests.records.segments import fill_up, record, write_rank
 

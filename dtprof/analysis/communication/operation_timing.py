@@ -9,7 +9,7 @@ from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.columns import is_any
 from dtprof.intervals import Column, Intervals, Mask, cover
 from dtprof.job.clock_errors import ClockErrors
-from dtprof.job.collective_matching import Matched, duration_of
+from dtprof.job.collective_matching import MatchedOperations, duration_of
 from dtprof.job.device_timeline import is_placed
 from dtprof.records.events import FROM_ALL, FROM_ROOT, TO_ROOT
 from dtprof.records.tables import UNKNOWN_NS, Array
@@ -44,7 +44,7 @@ class Timing:
 
 def time_operations(
     operations: Array,
-    matched: Matched,
+    matched: MatchedOperations,
     instance_rows: Array,
     blocked: Blocked,
     *,

@@ -5,7 +5,7 @@ from typing import Literal
 
 from dtprof.analysis.comparison.comparison_series import BUBBLE, EXPOSED, JOB, STEP, Figure, RunFigures
 from dtprof.analysis.comparison.comparison_statistics import MIN_STEPS, Estimate, subtract_means
-from dtprof.analysis.metric_registry import NO_STEPS, THRESHOLDS
+from dtprof.analysis.metric_registry import NO_STEPS, OF_JOB
 from dtprof.formatting import list_ranks, plural
 
 CONFIDENCE = 0.95
@@ -18,7 +18,7 @@ class Threshold:
     """The most that a figure may be, or the least."""
 
     option: str  # as it is typed: --max-step-ms 300
-    figure: str  # of metric_registry.THRESHOLDS, or "slowdown"
+    figure: str  # of metric_registry.OF_JOB, or "slowdown"
     bound: float
     is_least: bool = False
 
@@ -45,9 +45,9 @@ def _find(name: str, run: RunFigures) -> Estimate | str:
         return NO_STEPS
     shares = {"exposed_fraction": run.exposed_fraction, "wait_fraction": run.wait_fraction}
     if name in shares:
-        return shares[name] or run.unknown.get(Figure(JOB, EXPOSED), THRESHOLDS[name].null)
+        return shares[name] or run.unknown.get(Figure(JOB, EXPOSED), OF_JOB[name].null)
     figure = Figure(JOB, name)
-    return run.estimates.get(figure) or run.unknown.get(figure, THRESHOLDS[name].null)
+    return run.estimates.get(figure) or run.unknown.get(figure, OF_JOB[name].null)
 
 
 WITH_UNKNOWN_BUBBLE = ("exposed_fraction", "wait_fraction")
@@ -59,7 +59,7 @@ def check_threshold(threshold: Threshold, run: RunFigures) -> ThresholdResult:
     """Check a figure of a run against its threshold: it fails where its mean lies beyond, with any confidence."""
     if threshold.figure == PEAK:
         return _judge_peak(threshold, run)
-    unit, estimate = THRESHOLDS[threshold.figure].unit, _find(threshold.figure, run)
+    unit, estimate = OF_JOB[threshold.figure].unit, _find(threshold.figure, run)
     if isinstance(estimate, str):
         return _unknown(threshold, unit, estimate)
     interval, above = estimate.interval(CONFIDENCE), estimate.confidence_above(threshold.bound)

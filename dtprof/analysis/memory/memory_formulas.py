@@ -17,7 +17,8 @@ from dtprof.analysis.pipeline.schedule_replay import BACKWARD, BACKWARD_WEIGHT, 
 from dtprof.analysis.results import Assumption, Headroom, MemoryFormula
 from dtprof.intervals import Column
 from dtprof.records import events
-from dtprof.records.tables import Array, Label, NodeMemory, RankTables, Sharding, Site
+from dtprof.records.sites import Label, Site
+from dtprof.records.tables import Array, NodeMemory, RankTables, Sharding
 
 SCHEMES = ("none", "zero1", "zero2", "zero3")
 """How the model's state is sharded over data-parallel ranks."""
@@ -34,7 +35,7 @@ class ModelShare:
     """A rank's share of the model, as its operations show it."""
 
     scheme: str = "none"
-    is_told: bool = False  # by a framework that spreads or replicates the model
+    is_known: bool = False  # from a framework that shards or replicates the model
     shards: int = 1  # ranks that the state is sharded over, or could be
     is_of_several: bool = False  # models of this rank, sharded differently: no formula is that of their sum
     holds_whole: bool = False  # zero2: of parameters, all between steps; FSDP holds its shard
@@ -129,7 +130,7 @@ def _find_scheme(
         is_whole = most.scheme != "zero3"
         return ModelShare(
             scheme=most.scheme,
-            is_told=True,
+            is_known=True,
             shards=max(1, most.shards),
             # DDP reduces the gradients of a model whose optimizer's state is sharded, but none that are sharded.
             is_of_several=(replicates and most.scheme in ("zero2", "zero3")) or _differ(declared),
@@ -143,15 +144,15 @@ def _find_scheme(
             scatters += count
     if gathers:
         again = gathers >= LEAST_GATHERS * scatters
-        return ModelShare(scheme="zero3" if again else "zero2", is_told=True, shards=shards, is_of_several=replicates)
+        return ModelShare(scheme="zero3" if again else "zero2", is_known=True, shards=shards, is_of_several=replicates)
     for label, row in zip(labels, rows, strict=True):
         if label.api == "zero" and "broadcast" in label.text:
-            return ModelShare(scheme="zero1", is_told=True, shards=_size_of(tables, row))
+            return ModelShare(scheme="zero1", is_known=True, shards=_size_of(tables, row))
     for label, row in zip(labels, rows, strict=True):
         if label.api == "ddp":
-            return ModelShare(is_told=True, shards=_size_of(tables, row))
+            return ModelShare(is_known=True, shards=_size_of(tables, row))
     sizes = [group.size for group in tables.groups.values() if (group.axis or "").startswith("dp")]
-    return ModelShare(is_told=not num_operations, shards=max(sizes, default=1))
+    return ModelShare(is_known=not num_operations, shards=max(sizes, default=1))
 
 
 def _differ(declared: Sequence[Sharding]) -> bool:
@@ -265,7 +266,7 @@ def list_assumptions(ranks: Sequence[tuple[Mapping[str, int | None], ModelShare]
         "two moments and a copy of each parameter in 32 bits" if is_mixed else "two moments of each parameter, as wide"
     )
     assumptions = [
-        Assumption(text=_describe_scheme(shares), holds=True if all(share.is_told for share in shares) else None),
+        Assumption(text=_describe_scheme(shares), holds=True if all(share.is_known for share in shares) else None),
         Assumption(text=f"Adam: {adam}", holds=_is_near(ratio, 6 if is_mixed else 2)),
         Assumption(text="gradients of all parameters, as wide", holds=_is_near(_gradient_ratio(known), 1)),
     ]

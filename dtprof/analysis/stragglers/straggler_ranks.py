@@ -130,19 +130,24 @@ def find_stragglers(
     foremost = np.where(notable, balance.blame.argmax(axis=1), -1)
     mean_lag = balance.lag.mean(axis=0)
     num_ranks, num_bins = len(balance.ranks), len(foremost)
+    # What all ranks lag alike is no fault of one: the mean of the others is subtracted.
     lag = mean_lag - (mean_lag.sum() - mean_lag) / (num_ranks - 1)
     times_foremost = np.bincount(foremost[foremost >= 0], minlength=num_ranks)
     share = times_foremost / max(1, int(notable.sum()))
+    # Over few steps noise looks like a straggler, so that it must cost more.
     min_cost = MIN_COST if used[1] - used[0] + 1 >= ENOUGH_STEPS else MIN_COST_OF_FEW
     chosen = (lag >= min_cost * step_ns) & (share >= min(0.6, 2 / num_ranks))
     chosen &= times_foremost >= min(MIN_STEPS, num_bins)
     more = beyond_the_others(balance.excess)
     times_late = find_late(balance.excess, least=MIN_COST * step_ns).sum(axis=0)
+    # A rank that is far behind in few bins may be so by chance: all bins are tested together.
     for at in np.flatnonzero(chosen & (times_late < MIN_STEPS)).tolist():
         chosen[at] = exceeds_chance(more[:, at])
     blame = balance.blame.mean(axis=0)
     most_blamed = sorted(np.flatnonzero(chosen).tolist(), key=lambda at: (-blame[at], at))
     mending = None
+    # Ranks of a pipeline wait by plan: there the gain is the lag that bubbles do not absorb, elsewhere waits are
+    # replayed.
     if not stages:
         mending = Mending(graph=balance.graph, excess=balance.excess, blocked=balance.blocked, unclear=balance.unclear)
         most_blamed += mending.find_hidden(most_blamed, least=min_cost * step_ns, notable=threshold)

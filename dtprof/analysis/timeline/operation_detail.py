@@ -22,7 +22,7 @@ from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agre
 from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.job.clock_alignment import Clocks
-from dtprof.job.collective_matching import Matched, OperationInstances
+from dtprof.job.collective_matching import MatchedOperations, OperationInstances
 from dtprof.job.device_timeline import start_of
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
@@ -112,7 +112,7 @@ def read_detail(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunDetai
 def read_ranks(detail: RunDetail) -> Iterator[RankDetail]:
     """Read the ranks once more, in order."""
     for task in _share_out(detail):
-        yield from _look_closely(task)
+        yield from _read_details(task)
 
 
 def map_ranks(detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor) -> Iterator[Result]:
@@ -135,7 +135,7 @@ def summarise_and_map(
 
 
 def _work_on(work: Callable[[RankDetail], Result], task: DetailTask) -> list[Result]:
-    return [work(rank) for rank in _look_closely(task)]
+    return [work(rank) for rank in _read_details(task)]
 
 
 def _collect_details(
@@ -162,7 +162,7 @@ def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
         yield DetailTask(**vars(part.task), facts=facts_of(part.ranks, part.channels))
 
 
-def _look_closely(task: DetailTask) -> Iterator[RankDetail]:
+def _read_details(task: DetailTask) -> Iterator[RankDetail]:
     for batch in task.read_placed():
         for timed in batch.timed(time_batch(batch, task.instances, task.errors)):
             yield _describe(timed, task, task.facts)
@@ -230,7 +230,11 @@ def _number_channels(instances: OperationInstances) -> dict[Channel, int]:
 
 
 def _number_instances(
-    rank: int, operations: Array, matched: Matched, instances: OperationInstances, first_number: Mapping[Channel, int]
+    rank: int,
+    operations: Array,
+    matched: MatchedOperations,
+    instances: OperationInstances,
+    first_number: Mapping[Channel, int],
 ) -> tuple[Column, Column]:
     """Return the number of the instance of each operation, and whether the rank arrived first or last."""
     numbers = np.zeros(len(operations), np.int64)

@@ -26,14 +26,14 @@ class RankCloseup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """The details to collect from each rank."""
+class CloseupCollector:
+    """Collects the details of each rank."""
 
     max_bars: int  # of the timeline of the whole run, each rank; of more the longest
     phases_of: int | None  # the rank whose steps are followed by phase
 
     def at(self, rank: PlacedRank, _: RankTask) -> RankCloseup:
-        """Extract the details of one rank."""
+        """Return the details of one rank."""
         tables = rank.tables
         track, names = draw_track(rank, limit=self.max_bars)
         return RankCloseup(

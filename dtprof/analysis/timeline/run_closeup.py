@@ -15,7 +15,7 @@ from dtprof.analysis.ranged_surveys import LONG_LOG, survey_to_sum
 from dtprof.analysis.rank_surveys import SurveyedRun
 from dtprof.analysis.results import Summary
 from dtprof.analysis.steps.step_boundaries import agree_on_rule, choose_steps
-from dtprof.analysis.timeline.rank_closeup import Look, RankCloseup
+from dtprof.analysis.timeline.rank_closeup import CloseupCollector, RankCloseup
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, bars_each
 from dtprof.analysis.whatif.advice import summarise_closely_advised
 from dtprof.analysis.whatif.prediction import Prediction
@@ -59,8 +59,10 @@ def examine(
     """
     surveys = survey_to_sum(run, newest_ranks(run.folders), executor)
     worst = find_worst(surveys.facts)
-    look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
-    summary, closeups, prediction, lateness = summarise_closely_advised(run, executor, surveys=surveys, collect=look.at)
+    collector = CloseupCollector(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
+    summary, closeups, prediction, lateness = summarise_closely_advised(
+        run, executor, surveys=surveys, collect=collector.at
+    )
     if surveys.ranges is not None:
         used = choose_steps(list(agree_on_rule(surveys.steps).values()))
         first, last = newest_range(surveys.ranges, used)

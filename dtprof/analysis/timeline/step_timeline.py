@@ -16,7 +16,8 @@ from dtprof.formatting import format_bytes, format_ns
 from dtprof.intervals import Column, Intervals, locate, near, paint
 from dtprof.job.device_timeline import start_of
 from dtprof.records import codes
-from dtprof.records.tables import UNKNOWN_NS, Array, Group, Site, join, select
+from dtprof.records.sites import Site
+from dtprof.records.tables import UNKNOWN_NS, Array, Group, join, select
 
 MAX_INTERVALS = 4_000
 MAX_STEPS = 3

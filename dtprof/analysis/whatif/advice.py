@@ -51,11 +51,9 @@ class _Collector(Generic[Found]):
         return line, self.details(rank, task) if self.details is not None else None
 
 
-def summarise_advised(
-    run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None
-) -> Summary:
+def summarise_advised(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> Summary:
     """Summarise a run, with advice."""
-    summary, *_ = summarise_closely_advised(run, executor, surveys=surveys, in_short=True)
+    summary, *_ = summarise_closely_advised(run, executor, in_short=True)
     return summary
 
 

@@ -75,11 +75,13 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
     ]
     instance, known = number_alike(np.concatenate(channel), np.concatenate([line.seq for line in lines]))
     bounds = np.cumsum([0, *map(len, channel)])
+    # An operation starts with its last member: the others' transfers count from there, not from their own calls.
     arrival = np.zeros(len(known), np.int64)
     for line, chain, (low, high) in zip(lines, chains, itertools.pairwise(bounds.tolist()), strict=True):
         member = _add_members(nodes, line, chain, instance[low:high], kinds)
         members.append(member)
         np.maximum.at(arrival, member.instance, _ready(line, member))
+    # One node an operation, of no duration, stands for the moment at which all members have come.
     joins = nodes.add(np.zeros(len(known)), STRUCTURE, STRUCTURE, STRUCTURE)
     for line, member, chain in zip(lines, members, chains, strict=True):
         _link_members(nodes, line, member, chain, arrival, joins)
@@ -100,6 +102,8 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
     for line, member in zip(lines, members, strict=True):
         nbytes[member.node], is_wide_sum[member.node] = line.nbytes, line.is_wide_sum
         instance_of[member.node], issued_by[member.node] = member.instance, member.issue
+    # Kinds without a node are dropped. STRUCTURE, the smallest number, is added so that it comes first, and is -1
+    # again.
     used, kind = np.unique(np.append(kind, STRUCTURE), return_inverse=True)
     kind = kind.reshape(-1)[:-1] - 1
     found = tuple(kinds.values[number] for number in used.tolist() if number >= 0)

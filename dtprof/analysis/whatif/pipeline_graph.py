@@ -97,6 +97,7 @@ def read_rows(tables: RankTables, windows: Column) -> RankRows | str:
         (events.GARBAGE_COLLECTION, PAUSE),
     ):
         own = spans[names[spans["op"]] == name]
+        # Clipping is imported as an optimizer phase inside a phase of the program with the same begin.
         is_clip = np.isin(own["begin_ns"], clipped) & (kind == OPTIMIZER)
         for rows, label in ((own[~is_clip], kind), (own[is_clip], CLIP)):
             if len(rows):
@@ -107,6 +108,7 @@ def read_rows(tables: RankTables, windows: Column) -> RankRows | str:
         for op in distinct(ops["op"]).tolist():
             rows = ops[(ops["group"] == number) & (ops["op"] == op)]
             name = tables.ops[op]
+            # Messages of the forward and of the backward pass differ by their tag alone.
             for way, direction in enumerate((FORWARD, BACKWARD)) if name in events.POINT_TO_POINT else ((-1, ""),):
                 some = rows[rows["tag"] == way] if way >= 0 else rows
                 label = f"{name} {direction}" if direction else f"{name} {_AXES.get(axis, axis)}"
@@ -122,6 +124,7 @@ def read_rows(tables: RankTables, windows: Column) -> RankRows | str:
         starts, ends, chunks = starts[order], ends[order], chunks[order]
         step = np.searchsorted(windows[:-1], starts, "right") - 1
         counts = np.bincount(step, minlength=num_steps)
+        # Operations become a matrix of steps by position: each step must hold as many.
         if (counts != counts[0]).any():
             return (
                 f"rank {tables.rank} has {counts.min()} to {counts.max()} operations {label!r} a step; expected equal"

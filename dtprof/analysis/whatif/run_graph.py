@@ -26,11 +26,9 @@ MAX_UNKNOWN = 0.02
 IMPORTED_PIPELINE = "StragglerAnalysis"
 
 
-def read_graph(
-    run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None
-) -> Replayable | str:
+def read_graph(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> Replayable | str:
     """Return a run as a graph, or a sentence that names the missing records."""
-    surveys = surveys or survey_to_sum(run, newest_ranks(run.folders), executor)
+    surveys = survey_to_sum(run, newest_ranks(run.folders), executor)
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
     obstacle = find_obstacle(run, surveys, used)
     if obstacle:

@@ -63,4 +63,4 @@ def install(recorder: Callable[[bool], Recorder | None]) -> None:
 def _watch_groups(attribution: Attribution, module: Any) -> None:
     """Look for copies of frameworks whenever groups are created: by then the program has imported them."""
     for name in ("init_process_group", "new_group"):
-        attribution.after(module, name, attribution.copies.look)
+        attribution.after(module, name, attribution.copies.find)

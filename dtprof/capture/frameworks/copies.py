@@ -41,7 +41,7 @@ class Copies:
         self._sought.setdefault(first, []).append(_Sought(original, defines, hook))
 
     @fence.fenced("attribution to copies of frameworks")
-    def look(self, *_: Any, **__: Any) -> None:
+    def find(self, *_: Any, **__: Any) -> None:
         """Look at the modules that were imported since the last call."""
         if self._looked_at == len(sys.modules):
             return

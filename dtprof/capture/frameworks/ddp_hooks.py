@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from dtprof import fence
-from dtprof.capture.attribution_labels import AttributionLabels, Description
+from dtprof.capture.attribution_labels import AttributionLabels
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.group_descriptions import name_of
 from dtprof.capture.string_entries import timed_entry
+from dtprof.records.sites import Label
 
 CHECKED_FORWARDS = 4
 """Forward passes of reducing steps that check the buckets: DDP rebuilds them at most once, before the second, and
@@ -21,12 +22,12 @@ reports that in the third."""
 _BY = "torch.nn.parallel.DistributedDataParallel"
 
 
-def _doing(what: str) -> Description:
-    return Description("ddp", f"ddp {what}")
+def _doing(what: str) -> Label:
+    return Label("ddp", f"ddp {what}")
 
 
-def _bucket(index: int, nbytes: int) -> Description:
-    return Description("ddp", f"ddp bucket {index}, {nbytes / (1 << 20):.3g} MiB")
+def _bucket(index: int, nbytes: int) -> Label:
+    return Label("ddp", f"ddp bucket {index}, {nbytes / (1 << 20):.3g} MiB")
 
 
 class DataParallel:

@@ -48,10 +48,10 @@ class DeepSpeed:
 
     def _hook_engine(self, module: Any) -> None:
         if self._attribution.has_all(module.DeepSpeedEngine, ("__init__", "zero_optimization_stage")):
-            see = functools.partial(self._see_engine, owner_of(module, _ENGINE))
-            self._attribution.after(module.DeepSpeedEngine, "__init__", see)
+            declare = functools.partial(self._declare_engine, owner_of(module, _ENGINE))
+            self._attribution.after(module.DeepSpeedEngine, "__init__", declare)
 
-    def _see_engine(self, by: str, _: Any, engine: Any, *__: Any, **___: Any) -> None:
+    def _declare_engine(self, by: str, _: Any, engine: Any, *__: Any, **___: Any) -> None:
         given = getattr(engine.optimizer, "dp_process_group", None)
         group = given if given is not None else engine.seq_data_parallel_group or engine.data_parallel_group
         # Ranks along the sequence join the ranks along the data in the group that reduces gradients.

@@ -4,9 +4,9 @@ import threading
 import weakref
 from typing import Any
 
-from dtprof.capture.attribution_labels import Description
 from dtprof.capture.frameworks.attribution import NOTHING, Attribution
 from dtprof.capture.frameworks.device_meshes import dimension_groups
+from dtprof.records.sites import Label
 
 _BY = "torch.distributed.tensor.parallel"
 _AXES = ("tp", "cp", "sp", "ep")
@@ -20,16 +20,16 @@ _STYLES = {  # functions of parallel styles, and what they redistribute
 }
 
 
-def _of_module(what: str, module: str) -> Description:
-    return Description("tp", f"tp {what} of {module}" if module else f"tp {what}", module=module or None)
+def _of_module(what: str, module: str) -> Label:
+    return Label("tp", f"tp {what} of {module}" if module else f"tp {what}", module=module)
 
 
-def _between(api: str, placements: str) -> Description:
-    return Description(api, f"{api} redistribution {placements}")
+def _between(api: str, placements: str) -> Label:
+    return Label(api, f"{api} redistribution {placements}")
 
 
-def _doing(api: str, what: str) -> Description:
-    return Description(api, f"{api} {what}")
+def _doing(api: str, what: str) -> Label:
+    return Label(api, f"{api} {what}")
 
 
 class TensorParallel:
@@ -68,7 +68,7 @@ class TensorParallel:
             return
         begin = self._attribution.begin_unless_labelled
         self._attribution.around(module, "distribute_tensor", lambda *_, **__: begin(_doing, "dtensor", "distribution"))
-        self._attribution.after(module, "distribute_tensor", self._see_distribution)
+        self._attribution.after(module, "distribute_tensor", self._note_sharded_groups)
 
     def _hook_parallelize(self, module: Any) -> None:
         self._attribution.around(module, "parallelize_module", self._begin_parallelize)
@@ -123,7 +123,7 @@ class TensorParallel:
 
     # ---- hand-written sharding ---------------------------------------------------------------------------------------
 
-    def _see_distribution(self, distributed: Any, tensor: Any, *_: Any, **__: Any) -> None:
+    def _note_sharded_groups(self, distributed: Any, tensor: Any, *_: Any, **__: Any) -> None:
         import torch
 
         if isinstance(tensor, torch.nn.Parameter):

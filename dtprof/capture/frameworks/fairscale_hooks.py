@@ -30,9 +30,9 @@ class FairScale:
             self._attribution.after_import(f"fairscale.{path}", hook, (f"{name}.{method}",))
 
     def _hook(self, path: str, name: str, group: str, scheme: str, module: Any) -> None:
-        see = functools.partial(self._see, owner_of(module, path), group, scheme)
-        self._attribution.after(getattr(module, name), "__init__", see)
+        declare = functools.partial(self._declare_wrapper, owner_of(module, path), group, scheme)
+        self._attribution.after(getattr(module, name), "__init__", declare)
 
-    def _see(self, by: str, group: str, scheme: str, _: Any, created: Any, *__: Any, **___: Any) -> None:
+    def _declare_wrapper(self, by: str, group: str, scheme: str, _: Any, created: Any, *__: Any, **___: Any) -> None:
         self._attribution.declare_use(getattr(created, group), "dp", by)
         self._attribution.declare_sharding(scheme, getattr(created, group), by)

@@ -2,30 +2,31 @@
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-from dtprof.capture.attribution_labels import Description
 from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.records.sites import Label
 
 _BY = "torch.distributed.fsdp"
 _WRAPPER = "_fsdp_wrapped_module"
 _ROOT = "the root module"
 
 
-def _all_gather(module: str) -> Description:
-    return Description("fsdp", f"fsdp all-gather of {module or _ROOT}", module=module)
+def _all_gather(module: str) -> Label:
+    return Label("fsdp", f"fsdp all-gather of {module or _ROOT}", module=module)
 
 
-def _reduce_scatter(module: str) -> Description:
-    return Description("fsdp", f"fsdp reduce-scatter of {module or _ROOT}", module=module)
+def _reduce_scatter(module: str) -> Label:
+    return Label("fsdp", f"fsdp reduce-scatter of {module or _ROOT}", module=module)
 
 
-def _all_reduce(module: str) -> Description:
-    return Description("fsdp", f"fsdp all-reduce of {module or _ROOT}", module=module)
+def _all_reduce(module: str) -> Label:
+    return Label("fsdp", f"fsdp all-reduce of {module or _ROOT}", module=module)
 
 
-def _other(what: str) -> Description:
-    return Description("fsdp", f"fsdp {what}")
+def _other(what: str) -> Label:
+    return Label("fsdp", f"fsdp {what}")
 
 
 def _names_of(param_group: Any) -> list[str]:
@@ -33,6 +34,17 @@ def _names_of(param_group: Any) -> list[str]:
     within = {id(module): name for name, module in param_group.modules[0].named_modules()}
     infos = (parameter._module_info for parameter in param_group.fsdp_params)
     return [f"{within.get(id(info.module), '?')}.{info.param_name}" for info in infos]
+
+
+def after_reduce_scatter(attribution: Attribution, call: Callable[..., None]) -> None:
+    """Call this whenever FSDP2 has issued a reduce-scatter, by whichever of its classes."""
+
+    def hook(module: Any) -> None:
+        for name in ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter"):
+            if hasattr(module, name):
+                attribution.after(getattr(module, name), "__call__", call)
+
+    attribution.after_import("torch.distributed.fsdp._fully_shard._fsdp_collectives", hook)
 
 
 class FullySharded:
@@ -50,7 +62,7 @@ class FullySharded:
         """Wait for the job to import FSDP."""
         after_import = self._attribution.after_import
         after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", self._hook_param_groups)
-        after_import("torch.distributed.fsdp._fully_shard._fsdp_collectives", self._hook_reduce_scatters)
+        after_reduce_scatter(self._attribution, self._after_reduce_scatter)
         after_import("torch.distributed.fsdp._flat_param", self._hook_flat_params)
         after_import("torch.distributed.fsdp._runtime_utils", self._hook_runtime)
         after_import("torch.distributed.fsdp._init_utils", self._hook_init)
@@ -63,11 +75,6 @@ class FullySharded:
         self._attribution.after(group, "__init__", self._declare_mesh)
         self._attribution.around(group, "unshard", self._begin_unshard)
         self._attribution.around(group, "post_backward", self._begin_post_backward, self._end_reduction)
-
-    def _hook_reduce_scatters(self, module: Any) -> None:
-        for name in ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter"):
-            if hasattr(module, name):
-                self._attribution.after(getattr(module, name), "__call__", self._after_reduce_scatter)
 
     def _declare_mesh(self, _: None, param_group: Any, *__: Any, **___: Any) -> None:
         mesh = param_group.mesh_info

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any
 
 from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.capture.frameworks.fsdp_hooks import after_reduce_scatter
 
 MOST_PENDING = 16
 """Reduce-scatters of a backward pass that are remembered; FSDP2 keeps the buffers of one or two."""
@@ -37,7 +38,7 @@ class StreamWaits:
         after_import = self._attribution.after_import
         after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", self._hook_param_groups)
         after_import("torch.distributed.fsdp._fully_shard._fsdp_param", self._hook_params)
-        after_import("torch.distributed.fsdp._fully_shard._fsdp_collectives", self._hook_reduce_scatters)
+        after_reduce_scatter(self._attribution, self._after_reduce_scatter)
         after_import("torch.distributed.fsdp._runtime_utils", self._hook_runtime)
         after_import("torch.distributed.fsdp._exec_order_utils", self._hook_iterations)
 
@@ -52,11 +53,6 @@ class StreamWaits:
     def _hook_params(self, module: Any) -> None:
         # The first thing after the wait for an all-gather.
         self._attribution.around(module.FSDPParam, "init_all_gather_outputs", self._end_wait, lambda *_: None)
-
-    def _hook_reduce_scatters(self, module: Any) -> None:
-        for name in ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter"):
-            if hasattr(module, name):
-                self._attribution.after(getattr(module, name), "__call__", self._after_reduce_scatter)
 
     def _hook_runtime(self, module: Any) -> None:
         around = self._attribution.around

@@ -3,8 +3,8 @@
 import functools
 from typing import Any, NamedTuple
 
-from dtprof.capture.attribution_labels import Description
 from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.records.sites import Label
 
 
 class LabelledCall(NamedTuple):
@@ -58,8 +58,8 @@ _PHASES_OF_CHECKPOINT = ("reduce_scatter", "all_reduce", "all_gather", "broadcas
 """Methods by which checkpoints use a group; their first argument names the step of the checkpoint."""
 
 
-def _doing(api: str, what: str) -> Description:
-    return Description(api, f"{_WORDS.get(api, api)} {what}")
+def _doing(api: str, what: str) -> Label:
+    return Label(api, f"{_WORDS.get(api, api)} {what}")
 
 
 def install(attribution: Attribution) -> None:

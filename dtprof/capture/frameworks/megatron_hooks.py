@@ -82,10 +82,10 @@ class Megatron:
         return self._attribution.begin(describe_messages, what)
 
     def _hook_optimizer(self, module: Any) -> None:
-        see = functools.partial(self._see_optimizer, owner_of(module, "distrib_optimizer"))
-        self._attribution.after(module.DistributedOptimizer, "__init__", see)
+        declare = functools.partial(self._declare_optimizer, owner_of(module, "distrib_optimizer"))
+        self._attribution.after(module.DistributedOptimizer, "__init__", declare)
 
-    def _see_optimizer(self, by: str, _: Any, optimizer: Any, *__: Any, **___: Any) -> None:
+    def _declare_optimizer(self, by: str, _: Any, optimizer: Any, *__: Any, **___: Any) -> None:
         group = getattr(optimizer, "data_parallel_group", None)
         if group is not None:  # neither a stub for frozen models nor Megatron's FSDP
             # Buffers of gradients stay whole: what it shards is the optimizer's state, as ZeRO-1.

@@ -3,36 +3,33 @@
 import dataclasses
 from typing import NamedTuple
 
-from dtprof.capture.attribution_labels import AttributionLabels, Description
+from dtprof.capture.attribution_labels import AttributionLabels
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.string_entries import entry
 from dtprof.records import events
+from dtprof.records.sites import Label
 
 MOST_PLANS = 1_000
 
 
-def describe_forward(stage: int, microbatch: int) -> Description:
+def describe_forward(stage: int, microbatch: int) -> Label:
     """Describe a message with the output of a stage."""
-    return Description(
-        "pp", f"pp forward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch
-    )
+    return Label("pp", f"pp forward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch)
 
 
-def describe_backward(stage: int, microbatch: int) -> Description:
+def describe_backward(stage: int, microbatch: int) -> Label:
     """Describe a message with the gradient of the input of a stage."""
-    return Description(
-        "pp", f"pp backward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch
-    )
+    return Label("pp", f"pp backward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch)
 
 
-def describe_setup() -> Description:
+def describe_setup() -> Label:
     """Describe what stages exchange before their first step."""
-    return Description("pp", "pp set-up of stages")
+    return Label("pp", "pp set-up of stages")
 
 
-def describe_messages(what: str) -> Description:
+def describe_messages(what: str) -> Label:
     """Describe messages of a framework that does not say of which stage and microbatch they are."""
-    return Description("pp", f"pp {what}")
+    return Label("pp", f"pp {what}")
 
 
 class OpenAction(NamedTuple):

@@ -22,9 +22,9 @@ class TorchFt:
     def _hook(self, module: Any) -> None:
         wrapper = module.ProcessGroupWrapper
         if self._attribution.has_all(wrapper, ("configure",)):
-            self._attribution.after(wrapper, "configure", self._see)
+            self._attribution.after(wrapper, "configure", self._declare_wrapper)
 
-    def _see(self, _: None, wrapper: Any, *__: Any, **___: Any) -> None:
+    def _declare_wrapper(self, _: None, wrapper: Any, *__: Any, **___: Any) -> None:
         group = wrapper._pg
         # A wrapper of a wrapper is configured through it.
         if group is not None and not hasattr(group, "configure"):

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from dtprof.capture import group_descriptions, string_entries
-from dtprof.capture.call_sites import CallSite, CallSites, CodeOwners
+from dtprof.capture.call_sites import CallSites, CodeOwners
 from dtprof.capture.python_hook.segment_retention import SegmentRetention
 from dtprof.capture.python_hook.segment_writer import (
     AT,
@@ -32,6 +32,7 @@ from dtprof.capture.python_hook.segment_writer import (
 from dtprof.capture.python_hook.work_waits import poll, settle
 from dtprof.capture.reopened_files import ReopenedFile
 from dtprof.records import paths, schema
+from dtprof.records.sites import Site
 
 FLAG = schema.FLAG
 PACK = schema.RECORD_STRUCT.pack_into
@@ -180,7 +181,7 @@ class EventLog:
             self._declare_site(site_id, new)
         return site_id
 
-    def _declare_site(self, site_id: int, new: CallSite) -> None:
+    def _declare_site(self, site_id: int, new: Site) -> None:
         package = {"package": new.package} if new.package else {}
         self._declare("site", site_id, file=new.file, line=new.line, function=new.function, api=new.api, **package)
 

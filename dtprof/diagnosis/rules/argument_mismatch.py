@@ -16,7 +16,7 @@ from dtprof.job.agreement import Disagreement, disagreement_at, sizes_at
 from dtprof.job.group_collectives import group_tables, line_of
 from dtprof.job.groups import GroupId
 from dtprof.records.codes import dtype_name, reduce_op_name
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 
 KINDS = tuple(agreement.KINDS.values())
 WORDS = {

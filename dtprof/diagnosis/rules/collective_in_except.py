@@ -21,7 +21,8 @@ from dtprof.job.agreement import disagreement_at
 from dtprof.job.group_collectives import at_position, at_same_positions, group_tables
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.records.tables import Array, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import Array
 
 MAX_PAIRS = 64
 """Pairs of call sites in a group whose source is read at most."""

@@ -8,7 +8,8 @@ from dtprof.diagnosis.job_state import JobState, LongPhase, RankState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.stalls import HANG_AFTER_S, SLOW_AFTER_NS, hang_after_of
 from dtprof.records import events
-from dtprof.records.tables import UNKNOWN_NS, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import UNKNOWN_NS
 
 MIN_WAITED = 0.8
 """Share of the long work that each of the others spends waiting."""
@@ -36,7 +37,7 @@ def find_long_operation(case: Case) -> Iterator[Finding]:
     # A phase with a name says more than the gap between operations that it lies in.
     rank, phase, waited = max(found, key=lambda entry: (bool(entry[1].phase), entry[1].end_ns - entry[1].begin_ns))
     took_s = (phase.end_ns - phase.begin_ns) / 1e9
-    place = phase.site or _seen_in(rank, phase)
+    place = phase.site or _find_sampled_line(rank, phase)
     waiting = tuple(sorted(waited))
     work = f"in a {phase.phase}" if phase.phase else "outside any collective"
     yield Finding(
@@ -59,7 +60,7 @@ def _min_long_ns(job: JobState) -> float:
     return max(SLOW_AFTER_NS, min(HANG_AFTER_S, hang_after_s) * 1e9)
 
 
-def _seen_in(rank: RankState, phase: LongPhase) -> Site | None:
+def _find_sampled_line(rank: RankState, phase: LongPhase) -> Site | None:
     """Return where the rank was when its stack was taken, where that was during the work."""
     stack = rank.stack
     taken = stack is not None and stack.t_ns is not None and phase.begin_ns <= stack.t_ns <= phase.end_ns

@@ -43,7 +43,7 @@ def find_waits(job: LoggedJob) -> Suspicion:
     if messages := find_messages(job, fronts, exited | running):
         return messages
     # Gradients and the program's own all_reduce are distinguished: they cannot be one call.
-    ops = {rank: _told(trace) or trace.call for rank, trace in fronts.items()}
+    ops = {rank: _reported_op(trace) or trace.call for rank, trace in fronts.items()}
     if exited or running:
         return _absent(job, fronts, exited, running)
     if absent:
@@ -63,7 +63,7 @@ def find_waits(job: LoggedJob) -> Suspicion:
     return _all_alike(job, fronts, late)
 
 
-def _told(trace: Trace) -> str | None:
+def _reported_op(trace: Trace) -> str | None:
     """Return the operation that a call names by itself."""
     return None if trace.call == BACKWARD else operation(trace.call)
 
@@ -123,7 +123,7 @@ def _disagreeing(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) 
     split = len(culprits) == len(ops)
     waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
     one_line = len({trace.site for trace in fronts.values()}) == 1
-    named = all(_told(trace) for trace in fronts.values())
+    named = all(_reported_op(trace) for trace in fronts.values())
     facts = [f"rank {rank}: {ops[rank]}" for rank in sorted(fronts)[:3]]
     if split:
         facts.append("the ranks split into equal halves: which half is wrong is unknown")

@@ -10,7 +10,7 @@ from dtprof.diagnosis.findings import Finding, at_line, explain
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
-from dtprof.job.issued_operations import ChannelEnd, Operation
+from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import partner_of
 from dtprof.records import codes
 from dtprof.records.tables import Array
@@ -50,7 +50,7 @@ def find_odd_sizes(case: Case) -> Iterator[Finding]:
                 continue
             if any(one.peer < 0 for one in receiver.channels):
                 continue  # a receive from any source takes what comes first: order pairs nothing
-            taken = receiver.messages.get(ChannelEnd(channel.group, rank, channel.tag, sends=False))
+            taken = receiver.messages.get(channel.other(rank))
             odd = _first_of_other_size(sent, taken) if taken is not None else None
             if odd is not None:
                 first[channel.peer] = min(odd, first.get(channel.peer, odd))
@@ -108,8 +108,7 @@ def _size_finding(job: JobState, rank: int, mine: Operation, other: Operation, *
 
 def _has_changed(job: JobState, rank: int, operation: Operation) -> bool:
     """Say whether an end of a message has another size than all messages of its channel before."""
-    end = ChannelEnd(operation.group, operation.peer_rank, operation.tag, operation.op == "send")
-    channel = job.ranks[rank].messages.get(end)
+    channel = job.ranks[rank].messages.get(operation.channel_end)
     if channel is None:
         return False
     before = channel["nbytes"][channel["nth"] < operation.nth]

@@ -1,7 +1,6 @@
 """Both ends of a message wait, with different tags."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 from dtprof.diagnosis.case import Case
@@ -10,7 +9,7 @@ from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
-from dtprof.job.issued_operations import ChannelEnd, Operation
+from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import has_come
 
 
@@ -75,9 +74,9 @@ def find_untaken(case: Case) -> Iterator[Finding]:
         for end, count in peer.channels.items():
             if not end.sends or end.peer != wait.rank or end.group != mine.group or end.tag == mine.tag:
                 continue
-            took = taken.get(replace(end, peer=peer.rank, sends=False), 0)
+            took = taken.get(end.other(peer.rank), 0)
             is_new = (count == 1 and not took, mine.nth == 0 and took > 0)  # of the peer's tag, of the tag waited for
-            sent = next((o for o in reversed(peer.operations) if o.op == "send" and _is_on(o, end)), None)
+            sent = next((o for o in reversed(peer.operations) if o.op == "send" and o.channel_end == end), None)
             if count <= took or not any(is_new) or sent is None:
                 continue
             culprit, other = (peer.rank, wait.rank) if is_new[0] else (wait.rank, peer.rank)
@@ -92,10 +91,6 @@ def find_untaken(case: Case) -> Iterator[Finding]:
                 facts=(f"rank {culprit} never used its tag here before, and rank {other} went on as ever",),
                 advice="Give both ends the same tag.",
             )
-
-
-def _is_on(operation: Operation, end: ChannelEnd) -> bool:
-    return (operation.group, operation.peer_rank, operation.tag) == (end.group, end.peer, end.tag)
 
 
 def _is_unheard_of(job: JobState, rank: int, operation: Operation) -> bool:

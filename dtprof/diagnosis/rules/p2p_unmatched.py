@@ -12,7 +12,7 @@ from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.parting_calls import find_ways_past, operation_before
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
-from dtprof.job.issued_operations import ChannelEnd, Operation
+from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import find_departures, left_out_of_round, usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
 
@@ -245,7 +245,7 @@ def _gone_on_after_as_many(job: JobState, wait: Wait, peer: int, stuck: Operatio
         if r in job.ranks and any((o.group, o.seq) == (stuck.group, stuck.seq) for o in job.ranks[r].open_operations)
     )
     mine = wait.operation
-    end = ChannelEnd(mine.group, peer, mine.tag, mine.op == "send")
+    end = replace(mine.channel_end, peer=peer)
     counts = {job.ranks[r].channels.get(end, 0) for r in here if r != peer}
     asked = job.ranks[wait.rank].channels.get(end, 0)
     alike = len(counts) == 1 and 0 < min(counts) < asked
@@ -327,13 +327,13 @@ def find_untaken(case: Case) -> Iterator[Finding]:
         peer = ranks.get(end.peer)
         if not end.sends or peer is None or peer is rank:
             continue
-        taken = peer.channels.get(ChannelEnd(end.group, rank.rank, end.tag, sends=False), 0)
+        taken = peer.channels.get(end.other(rank.rank), 0)
         if not 0 < taken < count:  # first: to look through the operations of a rank takes long
             continue
-        sent = [o for o in rank.operations if o.op == "send" and _is_on(o, end)]
+        sent = [o for o in rank.operations if o.op == "send" and o.channel_end == end]
         if not sent:
             continue
-        usual = next((o for o in peer.operations if o.op == "recv" and _is_on(o, replace(end, peer=rank.rank))), None)
+        usual = next((o for o in peer.operations if o.op == "recv" and o.channel_end == end.other(rank.rank)), None)
         found = message_finding(
             "p2p-unmatched",
             f"Rank {rank.rank} made {plural(count, 'send')} to rank {peer.rank}{at_line(sent[-1].site)}, which took "
@@ -348,10 +348,6 @@ def find_untaken(case: Case) -> Iterator[Finding]:
         )
         yield replace(found, severity="warning")
         return
-
-
-def _is_on(operation: Operation, end: ChannelEnd) -> bool:
-    return (operation.group, operation.peer_rank, operation.tag) == (end.group, end.peer, end.tag)
 
 
 def _comes_soon(job: JobState, rank: int) -> bool:

@@ -9,7 +9,7 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, wa
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import plural
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 
 
 def _find_other_plans(job: JobState) -> Finding | None:

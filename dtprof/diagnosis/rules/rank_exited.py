@@ -12,7 +12,8 @@ from dtprof.diagnosis.rank_failures import STOPPED, exit_finding
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.wait_graph import absent_members
-from dtprof.records.tables import UNKNOWN_NS, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import UNKNOWN_NS
 
 TO_THE_END_NS = 1_000_000_000
 """Between the end of a program's connections and that of its interpreter."""

@@ -18,7 +18,8 @@ from dtprof.diagnosis.rank_failures import (
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_bytes, format_fraction, list_ranks, plural
-from dtprof.records.tables import UNKNOWN_NS, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import UNKNOWN_NS
 
 LATE_THREAD = (
     "Python ends a thread of the back end that asks for the GIL while the interpreter shuts down, and torch "

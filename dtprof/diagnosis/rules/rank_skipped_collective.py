@@ -30,7 +30,8 @@ from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import MAX_ALIKE, find_departures, is_short_in_step, keeps_pattern, usual_operation
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records import codes
-from dtprof.records.tables import Array, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import Array
 
 OR_SWAPPED = "it may as well have made the two calls in the other order: it issued nothing after the one it waits in"
 MAX_CALLERS = 4

@@ -10,7 +10,7 @@ from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, Stragglers
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_fraction, list_ranks
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import StragglerResult

@@ -80,6 +80,8 @@ def explain_majority(case: Case, left: Finding) -> Iterator[Finding]:
         return
     seqs = {o.seq for o in waiting.values()} | {len(tables[rank.rank]) for rank in gone if rank.rank in tables}
     lines = {line_of(o.site) for o in waiting.values()}
+    # Who left by sys.exit or an early return may have made too few calls; only an orderly end shows that the
+    # calls were all.
     is_end = len(gone) > len(waiting) and all(rank.finished and rank.left_at is None for rank in gone)
     is_again = len(seqs) == len(lines) == 1 and all(np.isin([*lines], tables[r.rank]["line"]).all() for r in gone)
     if is_end and is_again:
@@ -124,8 +126,10 @@ def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Ope
     shortest = min(map(len, cut.values()))
     if len(cut) < 2 or shortest < MIN_TAIL or not all(is_of_one_thread(table) for table in tables.values()):
         return None
+    # Ranks that made the same calls have the same bytes: counting these is cheaper than comparing all pairs.
     lines = {rank: table["line"][:shortest].tobytes() for rank, table in cut.items()}
     (usual, most), *_ = Counter(lines.values()).most_common(1)
+    # Without a majority nobody can say who is apart; of two ranks either may be.
     if most == len(lines) or (2 * most <= len(lines) and len(lines) > 2):
         return None
     reference = next(cut[rank] for rank, own in lines.items() if own == usual)
@@ -140,6 +144,7 @@ def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Ope
     ranks = tuple(sorted(rank for rank, at in apart.items() if at == min(apart.values())))
     present = at_position(job.ranks, tables, seq)
     theirs, mine = _both_sides(present, ranks)
+    # Lines of two branches are alternatives, not places of one round: there the source tells nothing.
     in_order = _follows(job, mine, theirs) or _follows(job, theirs, mine)
     return (present, ranks) if in_order and all(o.done for o in present.values()) else None
 

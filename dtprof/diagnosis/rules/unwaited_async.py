@@ -24,7 +24,8 @@ from dtprof.job.group_collectives import group_tables
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import ChannelEnd, Operation
 from dtprof.records import codes
-from dtprof.records.tables import Array, EarlyUse, Group, Site, join, select
+from dtprof.records.sites import Site
+from dtprof.records.tables import Array, EarlyUse, Group, join, select
 
 RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 RECEIVE_MOST = (*RECEIVE_ALL, "broadcast")

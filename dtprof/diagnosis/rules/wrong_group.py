@@ -16,7 +16,7 @@ from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import newest_departure
 from dtprof.records.member_checksums import checksum_of
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 
 MAX_SUBSETS = 5_000
 """Sets of ranks that are tried as members of a group."""

@@ -20,18 +20,8 @@ from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.job.stalls import INTERVAL_NS, MAX_PAUSES
 from dtprof.records import codes, events, schema
 from dtprof.records.reader import MIN_OF_EACH, Run
-from dtprof.records.tables import (
-    OPERATION,
-    UNKNOWN_NS,
-    Array,
-    Past,
-    ProcessExit,
-    RankTables,
-    Site,
-    ids_named,
-    join,
-    select,
-)
+from dtprof.records.sites import Site
+from dtprof.records.tables import OPERATION, UNKNOWN_NS, Array, Past, ProcessExit, RankTables, ids_named, join, select
 
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that rules read one by one, the newest of each: memory and time stay bounded."""

@@ -92,9 +92,9 @@ def width_of(values: Column, *, least: int = 1) -> int:
     return max(least, (largest.bit_length() + 6) // 7)
 
 
-def number(field: int, values: Column, *, width: int | None = None) -> Pieces:
+def number(field: int, values: Column) -> Pieces:
     """Return a field that holds a number."""
-    return [_tag(field, VARINT), Varint(values=values, size=width or width_of(values))]
+    return [_tag(field, VARINT), Varint(values=values, size=width_of(values))]
 
 
 def fixed64(field: int, values: Column) -> Pieces:

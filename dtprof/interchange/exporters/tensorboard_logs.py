@@ -180,22 +180,22 @@ def write_tensorboard(
     *,
     steps: tuple[int, int] | None = None,
     account: Callable[[], Account] = say_nothing,
-    look: RankMap | None = None,
+    map_ranks: RankMap | None = None,
 ) -> tuple[ScalarLogs, list[str]]:
     """Write the log directory; return the logs, to which steps can be added, and remarks on omitted parts.
 
     Parameters:
-        look: what looks at every rank; where it is not given this process does.
+        map_ranks: does the work on every rank; None: this process does it.
     """
     logs = ScalarLogs(folder=folder)
     window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
     is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
     collect = trace_collector(detail, window) if is_traced else None
-    look_at = partial(_look_at, collect)
-    seen = list(map(look_at, read_ranks(detail))) if look is None else look(look_at)
-    series = [columns for columns, _ in seen]
+    work = partial(_read_series, collect)
+    results = list(map(work, read_ranks(detail))) if map_ranks is None else map_ranks(work)
+    series = [columns for columns, _ in results]
     if is_traced:
-        write_traces([trace for _, trace in seen if trace is not None], folder / TRACES)
+        write_traces([trace for _, trace in results if trace is not None], folder / TRACES)
         said = window.describe()
         if find_spec("torch_tb_profiler") is None:
             said.append(NO_PLUGIN)
@@ -207,7 +207,7 @@ def write_tensorboard(
     return logs, said
 
 
-def _look_at(
+def _read_series(
     collect: Callable[[RankDetail], RankTrace] | None, rank: RankDetail
 ) -> tuple[RankSeries, RankTrace | None]:
     return rank_series(rank), None if collect is None else collect(rank)

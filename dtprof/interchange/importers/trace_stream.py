@@ -202,11 +202,11 @@ def is_json(head: bytes) -> bool:
     return head.lstrip()[:1] in (b"{", b"[")
 
 
-def read_head(path: Path, size: int = 1 << 20) -> bytes:
-    """Return the first bytes of a file, unpacked.
+def read_head(path: Path) -> bytes:
+    """Return the first MiB of a file, unpacked.
 
     Raises:
         OSError, EOFError, zlib.error: it cannot be read.
     """
     with open_trace(path) as file:
-        return file.read(size)
+        return file.read(1 << 20)

@@ -22,7 +22,7 @@ def render_now(snapshot: JobSnapshot, newest: NewestStep | None) -> Markup:
     longest_ns = max(newest.duration_ns.values(), default=0) if newest is not None else 0
     rest = len(snapshot.ranks) - len(shown)
     return join(
-        element("p", _tell_step(snapshot, newest), class_="now-step"),
+        element("p", _describe_step(snapshot, newest), class_="now-step"),
         element(
             "div",
             element(
@@ -39,7 +39,7 @@ def render_now(snapshot: JobSnapshot, newest: NewestStep | None) -> Markup:
     )
 
 
-def _tell_step(snapshot: JobSnapshot, newest: NewestStep | None) -> str:
+def _describe_step(snapshot: JobSnapshot, newest: NewestStep | None) -> str:
     if newest is None:
         return "No step has a begin and an end on every rank yet, or their newest records hold none."
     slowest = max(newest.duration_ns, key=lambda rank: newest.duration_ns[rank])

@@ -414,14 +414,14 @@ class Feed:
         state, text = "running", "running"
         if snapshot.job_problem:
             state, text = "unknown", "cannot tell whether it goes on"
-        drawn, diagnosed = self._tell_age(self._drawn), self._tell_age(self._diagnosed)
+        drawn, diagnosed = self._describe_age(self._drawn), self._describe_age(self._diagnosed)
         text += f", {step}{newest}"
         text += f"; figures as of {drawn}" if drawn else ""
         if diagnosed and diagnosed != drawn:
             text += f", verdict as of {diagnosed}"
         return {"state": state, "text": text, "alarms": alarms, "age": drawn}
 
-    def _tell_age(self, as_of: _AsOf | None) -> str:
+    def _describe_age(self, as_of: _AsOf | None) -> str:
         """Return the step of a drawing or diagnosis and its age; empty before the first."""
         if as_of is None:
             return ""

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dtprof.errors import DtprofError, UsageError
-from dtprof.monitor.run_monitor import tell_damage
+from dtprof.monitor.run_monitor import describe_damage
 from dtprof.monitor.web.page_feed import Feed
 from dtprof.monitor.web.run_list import RunEntry, render_run_list, render_trouble
 from dtprof.records import paths
@@ -257,7 +257,7 @@ def _entry(path: Path) -> RunEntry:
         trouble = str(error)
     else:
         manifest, num_ranks = run.manifest, len(run.ranks)
-        trouble = tell_damage(run.job_problem) if run.job_problem else ""
+        trouble = describe_damage(run.job_problem) if run.job_problem else ""
     return RunEntry(
         name=path.name,
         command=" ".join(manifest.command),

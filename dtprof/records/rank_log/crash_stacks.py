@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from dtprof.records.tables import CrashStack, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import CrashStack
 
 MAX_BYTES = 1 << 18
 _HEAD = re.compile(r"signal (\d{1,3}) at (\d{1,20}) in (the main|a Python|a native) thread(, computing)?")

@@ -14,7 +14,8 @@ import numpy as np
 
 from dtprof.columns import distinct
 from dtprof.records import events, schema
-from dtprof.records.tables import UNKNOWN_NS, Array, Group, Label, Site
+from dtprof.records.sites import Label, Site
+from dtprof.records.tables import UNKNOWN_NS, Array, Group
 
 _COMPRESSION = (1, 2)
 _ALL_REDUCE = "all_reduce"

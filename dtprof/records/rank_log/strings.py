@@ -15,7 +15,8 @@ from dtprof.records.axis_names import KNOWN_AXES, axis_of, canonical_axis
 from dtprof.records.rank_log.crash_stacks import qualify_names, read_crash
 from dtprof.records.rank_log.ddp_buckets import Layout
 from dtprof.records.rank_log.group_members import share, share_range
-from dtprof.records.tables import UNKNOWN_NS, Group, Site
+from dtprof.records.sites import Label, Site
+from dtprof.records.tables import UNKNOWN_NS, Group
 
 MAX_MEMBERS = 1 << 20
 """Members that a group can have."""
@@ -37,7 +38,7 @@ class Strings:
         self.process: dict[str, Any] = {}
         self.ops: list[str] = []
         self.sites: dict[int, Site] = {}
-        self.labels: dict[int, tables.Label] = {}
+        self.labels: dict[int, Label] = {}
         self.groups: dict[int, Group] = {}
         self.has_crowd = False  # groups beyond the last id share it
         self.axes: dict[str, str] = {}
@@ -82,7 +83,7 @@ class Strings:
         elif kind == "site":
             self.sites[int(row["id"])] = self._labelled_site(row) if "of" in row else _site(row)
         elif kind == "label":
-            self.labels[int(row["id"])] = tables.Label(
+            self.labels[int(row["id"])] = Label(
                 api=str(row["api"]),
                 text=str(row["text"]),
                 module=str(row.get("module", "")),

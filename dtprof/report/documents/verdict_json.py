@@ -3,7 +3,7 @@
 from typing import Any
 
 from dtprof.diagnosis.findings import SCHEMA, Finding, Verdict
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _bars(
         rank_names(ranks) if lying else list(ranks),
         [(ns or 0) / unit.size for ns in spent],
         [
-            f"<b>rank {rank}: {hue.label}</b><br>{_tell_length(ns, steps[rank])}<br>{hue.meaning}"
+            f"<b>rank {rank}: {hue.label}</b><br>{_describe_length(ns, steps[rank])}<br>{hue.meaning}"
             for rank, ns in zip(ranks, spent, strict=True)
         ],
         lying=lying,
@@ -120,7 +120,7 @@ def _describe_extremes(steps: Mapping[int, int]) -> str:
     )
 
 
-def _tell_length(ns: int | None, step_ns: int) -> str:
+def _describe_length(ns: int | None, step_ns: int) -> str:
     of_step = f"of a step of {format_duration(step_ns)}"
     return (
         f"{format_duration(ns)}, {format_share(ns / step_ns)} {of_step}" if ns is not None else f"not known, {of_step}"

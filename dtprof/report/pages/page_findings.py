@@ -7,7 +7,7 @@ from dtprof.diagnosis.findings import Finding, group_words
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.axes import name_groups
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import format_duration, format_share
 from dtprof.report.figures.figure_source import Source

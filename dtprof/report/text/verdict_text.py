@@ -4,7 +4,7 @@ from collections import Counter
 
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.formatting import format_fraction, join_lines, list_ranks, plural
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 from dtprof.report.text.labelled_lines import wrap_text
 
 WIDTH = 100

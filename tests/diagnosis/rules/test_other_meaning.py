@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
-from dtprof.records.tables import OptimizerAge, Site, WrappedParameters
+from dtprof.records.sites import Site
+from dtprof.records.tables import OptimizerAge, WrappedParameters
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by
 

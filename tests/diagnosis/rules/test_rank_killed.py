@@ -9,7 +9,7 @@ import pytest
 from dtprof.diagnosis.job_state import JobState, MemoryUse
 from dtprof.records.oom_victims import OomVictim
 from dtprof.records.rank_log.crash_stacks import qualify_names, read_crash
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 from tests.diagnosis.judging import CONNECTION_LOST, build_job, found_by, gradients, judge, ranks_in_step
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.records import events
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, judge, waiting_in_a_second_init
 

@@ -5,7 +5,7 @@ import pytest
 from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import (
     CONNECTION_LOST,

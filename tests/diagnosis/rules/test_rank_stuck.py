@@ -11,7 +11,8 @@ from dtprof.diagnosis.stack_groups import PythonState
 from dtprof.diagnosis.verdict import decide
 from dtprof.records import events
 from dtprof.records.schema import FLAG
-from dtprof.records.tables import Site, ThreadException
+from dtprof.records.sites import Site
+from dtprof.records.tables import ThreadException
 from tests.builders import START_NS
 from tests.diagnosis.judging import build_job, found_by, gradients, judge, message, pair, ranks_in_step
 

@@ -7,7 +7,8 @@ import pytest
 
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.verdict import decide
-from dtprof.records.tables import CrashStack, Site
+from dtprof.records.sites import Site
+from dtprof.records.tables import CrashStack
 from tests.builders import START_NS, RankBuilder
 from tests.diagnosis.judging import CONNECTION_LOST, build_job, found_by, judge_success
 

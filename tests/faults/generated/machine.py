@@ -15,7 +15,7 @@ from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.stack_groups import PythonState
 from dtprof.records import events
 from dtprof.records.schema import FLAG
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import CONNECTION_LOST, build_job
 

@@ -2,7 +2,7 @@
 
 from dtprof.records import events
 from dtprof.records.rank_log.ddp_buckets import Layout, label_buckets
-from dtprof.records.tables import Label
+from dtprof.records.sites import Label
 from tests.builders import START_NS, RankBuilder
 
 MIB = 1 << 20

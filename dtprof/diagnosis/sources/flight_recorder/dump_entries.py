@@ -20,7 +20,7 @@ from dtprof.diagnosis.sources.flight_recorder.dump_tables import (
     OperationColumns,
     UnfinishedOperation,
 )
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 from dtprof.records.user_files import is_user_file
 
 MAX_NAMES = 10_000
@@ -100,6 +100,7 @@ class Entries:
             if type(entry) is not dict:
                 self.malformed += 1
                 continue
+            # One call fetches all fields; entries of other versions of torch, which lack some, are rare.
             try:
                 fields = _fields_of(entry)
             except KeyError:
@@ -115,6 +116,8 @@ class Entries:
                 self.malformed += 1
                 continue
             op, agreeing, peers, alike = ops.get(name) or self._operation(name)
+            # Ids of groups are those of one process, and may stand for another group after one is
+            # destroyed: names decide.
             group = groups.get(pg_id) if type(pg_id) is int else None
             if group is None or type(held) not in _PAIRS or not held or held[0] != group.group:
                 group = self._group(held, integer(pg_id, -1), entry.get("pg_name"))
@@ -132,6 +135,8 @@ class Entries:
                 if self._is_whole(group.group, seq, p2p=False, done=done):
                     continue
             site = self._site(frames)
+            # Calls of one line repeat sizes and types: then the number of the last one serves, without a
+            # look-up of all fields.
             before = alike.get(id(site))
             if before is not None and (
                 not agreeing or (before[0] == ins and before[1] == outs and before[2] == dtypes)

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 
 NO_LABEL = -1
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from dtprof.diagnosis.log_facts import BACKWARD, Exit, Facts, Order, Trace
 from dtprof.diagnosis.sources.logs import traceback_boxes
 from dtprof.diagnosis.sources.logs.line_prefixes import LogLine
-from dtprof.records.tables import Site
+from dtprof.records.sites import Site
 from dtprof.records.user_files import is_user_file
 
 FRAME = re.compile(r'\s*File "([^"]{1,1000})", line (\d{1,9})(?:, in (.{1,200}))?\s*$')

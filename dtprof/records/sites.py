@@ -1,0 +1,29 @@
+"""Where an operation comes from: the line of the program, and the framework component that issued it.
+
+Ranks write both, readers give both out. The standard library only: capture imports it in every rank.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Label:
+    """The framework component that issued an operation, and its purpose; the defaults: it has none."""
+
+    api: str  # the framework in a word: ddp, fsdp, tp, pp
+    text: str  # the purpose in words, as reports show it: "fsdp all-gather of layers.4"
+    module: str = ""
+    stage: int = -1
+    microbatch: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A line of the user's code and the function it called."""
+
+    file: str
+    line: int
+    function: str
+    api: str = ""
+    label: Label | None = None
+    package: str = ""  # the installed package that issued the operation; empty: the program or torch
