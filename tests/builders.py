@@ -71,6 +71,7 @@ class RankBuilder:
     pipelines: dict[int, tables.Pipeline] = field(default_factory=dict)
     windows: tuple[tables.Window, ...] = ()
     shardings: tuple[tables.Sharding, ...] = ()
+    bucket_layouts: tuple[tables.BucketLayout, ...] = ()
     device_uuid: str = ""
     features: tuple[str, ...] = ()
     started_later_s: int = -1  # by the wall clock; -1: an hour after the attempt before, which was not active any more
@@ -310,6 +311,7 @@ class RankBuilder:
             pipelines=self.pipelines,
             windows=self.windows,
             shardings=self.shardings,
+            bucket_layouts=self.bucket_layouts,
             features=("backend:gloo", *(["ddp"] if events.FORWARD in self._ops else []), *self.features),
             operations=operations,
             spans=spans,
@@ -492,6 +494,17 @@ def _strings(rank: RankTables) -> list[dict[str, Any]]:
     entries += [{"k": "thread", "id": i, "name": name, "native_id": i} for i, name in rank.threads.items()]
     entries += [{"k": "sizes", "id": i, "inputs": ins, "outputs": outs} for i, (ins, outs) in rank.sizes.items()]
     entries += [{"k": "feature", "name": name} for name in rank.features]
+    entries += [
+        {
+            "k": "ddp",
+            "t_ns": layout.t_ns,
+            "id": layout.reducer,
+            "group": layout.group,
+            "buckets": list(layout.sizes),
+            "parameters": layout.num_parameters,
+        }
+        for layout in rank.bucket_layouts
+    ]
     for error in (*rank.exceptions, *rank.thread_exceptions):
         of_thread = {"thread": error.thread} if isinstance(error, ThreadException) else {}
         frame = error.frame and {"file": error.frame.file, "line": error.frame.line, "function": error.frame.function}

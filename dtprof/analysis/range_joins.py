@@ -1,5 +1,6 @@
 """Join what was found of several ranges of steps, each read by itself: of a long run, and of one that goes on."""
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from dtprof.analysis.communication.bucket_reductions import add_bucket_sums
 from dtprof.analysis.communication.exchange_balance import join_exchanges
 from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums
 from dtprof.analysis.critical_path.longest_path import join_paths
@@ -126,6 +128,7 @@ def join_reductions(parts: Sequence[tuple[int, RankReduction]]) -> RankReduction
         most_impossible_ns=max(own.most_impossible_ns for own in reductions),
         clock_errors_ns=sum(own.clock_errors_ns for own in reductions),
         serialised=serialised,
+        buckets=functools.reduce(add_bucket_sums, (own.buckets for own in reductions)),
         exchanges=join_exchanges(own.exchanges for own in reductions),
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dtprof.analysis.blocked_steps import find_blocked_steps
+from dtprof.analysis.communication.bucket_reductions import BucketSums, sum_buckets
 from dtprof.analysis.communication.collective_table import RowKey, add_rows, sum_rows
 from dtprof.analysis.communication.communication_sites import SiteKey, add_sites, sum_sites
 from dtprof.analysis.communication.dropped_operations import sum_dropped
@@ -124,6 +125,7 @@ class RankReduction:
     most_impossible_ns: int = 0  # by so much at most
     clock_errors_ns: int = 0  # of the sums of exposed wait and exposed transfer, by the errors of the clocks
     serialised: dict[SerialKey, SerialSums] = field(default_factory=dict)
+    buckets: dict[str, BucketSums] = field(default_factory=dict)  # by the name of the group
     exchanges: dict[GroupId, Array] = field(default_factory=dict)  # of exchange_balance.EXCHANGE, the newest
     memory_growth: MemoryGrowth | None = None
 
@@ -294,6 +296,7 @@ def reduce_ranks(
     phases = sum_steps(partition_phases(batch.windows, batch.phases), batch.window_bounds)
     bars = collect_bars(batch, timing, limit=max_bars) if max_bars else nothing
     serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
+    buckets = sum_buckets(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
     exchanges = find_exchanges(batch, step=step, chosen=chosen)
     most_impossible = np.zeros(len(batch.ranks), np.int64)
     if timing.impossible.any():
@@ -339,6 +342,7 @@ def reduce_ranks(
                 most_impossible_ns=int(most_impossible[i]),
                 clock_errors_ns=int(clock_errors[i]),
                 serialised=serialised[i],
+                buckets=buckets[i],
                 exchanges=exchanges[i],
                 memory_growth=find_growth(tables, used),
             )

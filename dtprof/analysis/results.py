@@ -338,6 +338,18 @@ class SmallMessages:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RepeatedReductions:
+    """Gradients that DDP reduces after each of several backward passes of a step; of groups of an axis the worst."""
+
+    axis: str  # or the description of the group, or its name
+    reductions_per_step: int  # of each gradient
+    bytes_per_step: int  # of a rank, in all of them
+    exposed_ns_per_step: int  # in which they block a rank
+    gain_ns_per_step: int  # of this, all but the last of these reductions
+    line: CallLine | None = None  # of the backward pass that costs most; None: not known
+
+
+@dataclass(frozen=True, kw_only=True)
 class SerialisedCollectives:
     """Collectives waited for one by one with nothing computed between; of several groups of an axis the worst."""
 
@@ -633,6 +645,7 @@ class Summary:
     communication_phases: tuple[PhaseCommunication, ...] = ()
     message_sizes: tuple[MessageSizes, ...] = ()
     small_messages: tuple[SmallMessages, ...] = ()
+    repeated_reductions: tuple[RepeatedReductions, ...] = ()
     serialised: tuple[SerialisedCollectives, ...] = ()
     exchanges: tuple[ExchangeBalance, ...] = ()  # of groups whose splits are uneven, the most uneven first
     pipeline: PipelineResult | None = None

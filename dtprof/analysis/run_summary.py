@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import numpy as np
 
 from dtprof.analysis.caveats import list_caveats
+from dtprof.analysis.communication.bucket_reductions import find_repeated
 from dtprof.analysis.communication.collective_table import MAX_LISTED, add_rows, list_collectives, name_axes
 from dtprof.analysis.communication.communication_sites import (
     list_sites,
@@ -246,6 +247,13 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
             step_ns=int(median(durations)) if len(durations) else None,
         ),
         throughput=throughput,
+        repeated_reductions=find_repeated(
+            [reduction.buckets for reduction in reductions],
+            groups,
+            sites,
+            num_steps=num_steps,
+            step_ns=int(median(durations)) if len(durations) else None,
+        ),
         serialised=find_serialised(
             [reduction.serialised for reduction in reductions],
             groups,

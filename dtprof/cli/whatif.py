@@ -61,6 +61,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="layers of a pipeline divided so that all stages take equally long",
     )
     changes.add_argument(
+        "--sync",
+        action=GivenOnce,
+        metavar="last",
+        help="gradients reduced in the last backward pass of a step alone, as with no_sync() of DDP around the others",
+    )
+    changes.add_argument(
+        "--without", action=GivenOnce, metavar="OP", help="an operation that nobody issues any more, such as barrier"
+    )
+    changes.add_argument(
         "--buckets",
         action=GivenOnce,
         metavar="SIZE",

@@ -6,7 +6,7 @@ Times are int64 nanoseconds of the host's CLOCK_MONOTONIC; `UNKNOWN_NS` stands f
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -338,6 +338,16 @@ class Snapshot:
     request: str = ""
 
 
+class BucketLayout(NamedTuple):
+    """The gradient buckets of a reducer of DistributedDataParallel from a time on."""
+
+    t_ns: int
+    reducer: int
+    group: str
+    sizes: tuple[int, ...]  # bytes
+    num_parameters: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Past:
     """Counts of the oldest records of a rank with a long log, whose tables hold only the newest."""
@@ -376,6 +386,7 @@ class RankTables:
     meshes: tuple[Mesh, ...] = ()
     shardings: tuple[Sharding, ...] = ()
     pipelines: dict[int, Pipeline] = field(default_factory=dict)
+    bucket_layouts: tuple[BucketLayout, ...] = ()  # of DDP, in the order of time
     features: tuple[str, ...] = ()
     operations: Array = field(default_factory=lambda: np.zeros(0, OPERATION))  # by issued_ns
     spans: Array = field(default_factory=lambda: np.zeros(0, SPAN))  # by begin_ns

@@ -21,6 +21,8 @@ from dtprof.analysis.whatif.fixes import (
     SCHEDULE,
     SPLIT,
     STAGE,
+    SYNC,
+    WITHOUT,
     Fix,
 )
 from dtprof.analysis.whatif.schedule_fixes import parse_schedule
@@ -28,9 +30,11 @@ from dtprof.errors import UsageError
 from dtprof.typed_quantities import parse_whole, plain_number, size_bytes
 
 NAMED = (RANK, HOST, STAGE, OP, PHASE)
-OPTIONS = (NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE, RANKS)
+OPTIONS = (NETWORK, COMPUTE, OVERLAP, SYNC, WITHOUT, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE, RANKS)
 ARGUMENTS = {name.replace("-", "_"): name for name in OPTIONS}
 """The options by the names of Python's arguments."""
+ONLY = {OVERLAP: "full", SYNC: LAST, SPLIT: EVEN}
+"""Options with one value."""
 MAX_NUMBER = 1 << 20
 MAX_FACTOR = 1000.0
 
@@ -78,13 +82,13 @@ def parse_option(name: str, text: str) -> Fix:
         if not 0 < factor <= MAX_FACTOR:
             raise UsageError(f"--{name} is {text!r}; expected a factor above 0, at most {MAX_FACTOR:g}, for example 2x")
         return Fix(what=name, value=f"{factor:g}x")
-    if name == OVERLAP:
-        if text != "full":
-            raise UsageError(f"--overlap is {text!r}; expected full")
+    if name in ONLY:
+        if text != ONLY[name]:
+            raise UsageError(f"--{name} is {text!r}; expected {ONLY[name]}")
         return Fix(what=name, value=text)
-    if name == SPLIT:
-        if text != EVEN:
-            raise UsageError(f"--split is {text!r}; expected {EVEN}")
+    if name == WITHOUT:
+        if not text:
+            raise UsageError("--without is empty; expected an operation, for example barrier")
         return Fix(what=name, value=text)
     if name == REDUCE_DTYPE:
         if text not in HALF_WIDTH:

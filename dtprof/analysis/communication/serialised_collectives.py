@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dtprof.analysis.communication.bucket_reductions import DDP
 from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.results import CallLine, GroupResult, SerialisedCollectives
@@ -138,6 +139,8 @@ def find_serialised(
     for key, own in members.items():
         n = len(own) * num_steps
         gain_ns = sum(sums.gain_ns for sums in own) // n
+        if key.api == DDP:
+            continue  # it issues buckets as they fill: neighbours are of two backward passes
         if gain_ns >= MIN_GAIN * step_ns and sum(sums.rows for sums in own) >= MIN_ROWS * n:
             axis = purpose_of_operation(known.get(key.group), key.api) or key.group
             alike[axis, key.op, key.api].append(

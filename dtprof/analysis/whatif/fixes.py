@@ -2,7 +2,8 @@
 
 A rank, host or stage that is fixed computes like the others: each phase is scaled to the mean of the ranks that are
 not fixed (those of the same stage in other replicas, where there are any). An operation or a phase that is fixed takes
-its ideal time, the same on all ranks and in all steps; input and checkpoints are taken off the path of the step.
+its ideal time, the same on all ranks and in all steps; input, checkpoints and garbage collection are taken off the path
+of the step.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,10 +21,12 @@ from dtprof.job.axes import DEFAULT_GROUP
 from dtprof.records import events
 
 RANK, HOST, STAGE, OP, PHASE = "rank", "host", "stage", "op", "phase"
-NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE, RANKS = (
+NETWORK, COMPUTE, OVERLAP, SYNC, WITHOUT, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE, RANKS = (
     "network",
     "compute",
     "overlap",
+    "sync",
+    "without",
     "microbatches",
     "schedule",
     "split",
@@ -31,8 +34,15 @@ NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE,
     "reduce-dtype",
     "ranks",
 )
-IN_BACKGROUND = (events.DATA, events.CHECKPOINT)
-"""Phases that a program can take off the critical path: fixed, they take no time."""
+OFF_THE_PATH = {
+    events.DATA: ("input always ready in time", "input is loaded in the background, and always ready in time"),
+    events.CHECKPOINT: ("checkpoints written in the background", "checkpoints are written in the background"),
+    events.GARBAGE_COLLECTION: (
+        "garbage collected outside the steps (gc.freeze(), gc.disable())",
+        "garbage is collected between steps, and so rarely that it takes no time",
+    ),
+}
+"""Phases that a program can take off the critical path: fixed, they take no time. In words, with what that assumes."""
 ON_DEVICE = (
     events.FORWARD,
     events.BACKWARD,
@@ -84,17 +94,16 @@ def _describe(what: str, value: str) -> str:
         return f"ranks {value.replace(',', ', ')} as fast as the others"
     if what in (RANK, HOST, STAGE):
         return f"{what} {value} as fast as the others"
-    if what == PHASE and value in IN_BACKGROUND:
-        return {
-            events.DATA: "input always ready in time",
-            events.CHECKPOINT: "checkpoints written in the background",
-        }[value]
+    if what == PHASE and value in OFF_THE_PATH:
+        return OFF_THE_PATH[value][0]
     if what in (OP, PHASE):
         return f"{value} alike on all ranks and in all steps"
     return {
         NETWORK: f"transfers {value} as fast",
         COMPUTE: f"computation {value} as fast",
         OVERLAP: "collectives fully overlapped with computation",
+        WITHOUT: f"no {value}",
+        SYNC: "gradients reduced in the last backward pass of a step alone (no_sync())",
         MICROBATCHES: f"{value} microbatches",
         SPLIT: "layers divided so that all stages take equally long",
         SCHEDULE: f"the pipeline schedule {value}",
@@ -118,13 +127,15 @@ def fix_durations(graph: OperationGraph, fix: Fix, durations: Floats) -> Floats:
     if fix.what in (RANK, HOST, STAGE):
         return _liken(graph, _choose_ranks(graph, fix), durations, fix)
     if fix.what == OP:
-        return np.where(_of_operation(graph, fix.value), graph.ideal, durations)
+        return np.where(_of_operation(graph, fix.value, option=f"--fix {fix}"), graph.ideal, durations)
     if fix.what == PHASE:
         chosen = graph.is_of(lambda kind: not kind.is_communication and kind.name == fix.value)
         if not chosen.any():
             names = [kind.name for kind in graph.kinds if not kind.is_communication]
             raise UsageError(f"--fix {fix}: no rank spent time in it; expected one of {', '.join(names)}")
-        return np.where(chosen, 0.0 if fix.value in IN_BACKGROUND else graph.ideal, durations)
+        return np.where(chosen, 0.0 if fix.value in OFF_THE_PATH else graph.ideal, durations)
+    if fix.what in (SYNC, WITHOUT):
+        return np.where(find_dropped(graph, fix), 0.0, durations)
     if fix.what == NETWORK:
         return _speed_up_network(graph, fix.number, durations)
     if fix.what == REDUCE_DTYPE:
@@ -197,13 +208,11 @@ def _liken(graph: OperationGraph, ranks: Collection[int], durations: Floats, fix
 # ---- communication ---------------------------------------------------------------------------------------------------
 
 
-def _of_operation(graph: OperationGraph, name: str) -> Mask:
+def _of_operation(graph: OperationGraph, name: str, *, option: str) -> Mask:
     chosen = graph.is_of(lambda kind: name in (kind.op, kind.name))
     if not chosen.any():
         names = dict.fromkeys(name for kind in graph.kinds for name in (kind.op, kind.name) if name)
-        raise UsageError(
-            f"--fix op={name}: the measured steps have no such operation; expected one of {', '.join(names)}"
-        )
+        raise UsageError(f"{option}: the measured steps have no such operation; expected one of {', '.join(names)}")
     return chosen
 
 
@@ -310,6 +319,34 @@ def _scale_out(graph: OperationGraph, num_ranks: int, durations: Floats, *, unkn
                 (larger - 1) / larger * size / (size - 1)
             )
     return scaled
+
+
+def find_dropped(graph: OperationGraph, fix: Fix) -> Mask:
+    """Return the operations that are not issued after a change.
+
+    Raises:
+        UsageError: the run has no such operation.
+        Unpredictable: no gradients are reduced again in the same step.
+    """
+    if fix.what == WITHOUT:
+        return _of_operation(graph, fix.value, option=f"--without {fix.value}")
+    if not graph.is_superseded.any():
+        raise Unpredictable(
+            f"{fix}: in no measured step does DDP reduce its gradients more than once; expected backward passes that "
+            "accumulate gradients without no_sync()"
+        )
+    return graph.is_superseded
+
+
+def drop_waits(graph: OperationGraph, operations: Mask) -> Dependencies:
+    """Return dependencies in which nobody waits for these operations."""
+    dependencies = graph.dependencies
+    is_communication = graph.is_of(lambda kind: kind.is_communication)
+    kept = ~(operations[dependencies.before] & ~is_communication[dependencies.after])
+    kept |= graph.rank[dependencies.after] < 0  # the next operation of the group begins after it, as before
+    return Dependencies(
+        num_nodes=dependencies.num_nodes, before=dependencies.before[kept], after=dependencies.after[kept]
+    )
 
 
 def overlap_fully(graph: OperationGraph) -> Dependencies:

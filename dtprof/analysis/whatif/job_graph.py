@@ -97,10 +97,15 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
     ends_of = [
         chain[np.searchsorted(line.cuts, line.bounds[1:], "left")] for line, chain in zip(lines, chains, strict=True)
     ]
-    nbytes, is_wide_sum = np.zeros(nodes.count, np.int64), np.zeros(nodes.count, np.bool_)
+    nbytes, (is_wide_sum, is_superseded) = np.zeros(nodes.count, np.int64), np.zeros((2, nodes.count), np.bool_)
+    # Of an operation that one of its members needs, all take part.
+    needed = np.zeros(len(known), np.bool_)
+    for line, member in zip(lines, members, strict=True):
+        needed[member.instance[~line.is_superseded]] = True
     instance_of, issued_by = np.full((2, nodes.count), STRUCTURE)
     for line, member in zip(lines, members, strict=True):
         nbytes[member.node], is_wide_sum[member.node] = line.nbytes, line.is_wide_sum
+        is_superseded[member.node] = ~needed[member.instance]
         instance_of[member.node], issued_by[member.node] = member.instance, member.issue
     # Kinds without a node are dropped. STRUCTURE, the smallest number, is added so that it comes first, and is -1
     # again.
@@ -119,6 +124,7 @@ def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
         step=step,
         nbytes=nbytes,
         is_wide_sum=is_wide_sum,
+        is_superseded=is_superseded,
         instance=instance_of,
         issued_by=issued_by,
         hosts={line.rank: line.host for line in lines if line.host},

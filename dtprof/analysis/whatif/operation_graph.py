@@ -42,6 +42,7 @@ class OperationGraph:
     step: Column  # position among the steps; -1: none
     nbytes: Column  # of communication; 0: not known
     is_wide_sum: Mask  # of communication: reductions of 32-bit numbers on a device; False where that is not known
+    is_superseded: Mask  # of communication: gradients that are reduced again in the same step; nobody knows: False
     instance: Column  # of communication: the same number for all members; -1: not known
     issued_by: Column  # of communication: the node at whose end it is issued; -1: not known
     hosts: Mapping[int, str]  # by rank; empty: not known

@@ -386,6 +386,7 @@ def _unroll(
         step=np.r_[np.tile(rows % num_steps, len(names)), np.full(fill, STRUCTURE)],
         nbytes=np.zeros(num_nodes, np.int64),
         is_wide_sum=np.zeros(num_nodes, np.bool_),
+        is_superseded=np.zeros(num_nodes, np.bool_),
         instance=np.full(num_nodes, STRUCTURE),
         issued_by=np.full(num_nodes, STRUCTURE),
         hosts={},

@@ -6,7 +6,7 @@ MAX_ERROR nothing is predicted.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,9 +18,10 @@ from dtprof.analysis.whatif.fixes import (
     EVEN,
     HALF_WIDTH,
     HOST,
-    IN_BACKGROUND,
+    LAST,
     MICROBATCHES,
     NETWORK,
+    OFF_THE_PATH,
     OP,
     OVERLAP,
     PHASE,
@@ -29,10 +30,14 @@ from dtprof.analysis.whatif.fixes import (
     SCHEDULE,
     SPLIT,
     STAGE,
+    SYNC,
+    WITHOUT,
     Fix,
     Unpredictable,
     bound_durations,
     describe,
+    drop_waits,
+    find_dropped,
     find_wide_gradients,
     fix_durations,
     overlap_fully,
@@ -48,6 +53,7 @@ from dtprof.intervals import Column, Floats
 
 MAX_ERROR = 0.05
 """Of the measured step: by more a replay must not miss it."""
+BARRIER = "barrier"
 MAX_TABLE_RANKS = 8
 """Ranks in the table of single fixes: those that spend most time beyond the ideal."""
 MAX_TABLE_OTHERS = 8
@@ -131,9 +137,9 @@ def _is_bound(fixes: Sequence[Fix]) -> bool:
 
 def is_at_hand(fix: Sequence[str]) -> bool:
     """Say whether changes are in the hands of the user of the job: not of who buys devices and networks."""
-    at_hand = (RANK, HOST, STAGE, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE)
-    in_background = [f"{PHASE}={phase}" for phase in IN_BACKGROUND]
-    return all(name.split("=")[0] in at_hand or name in in_background for name in fix)
+    at_hand = (RANK, HOST, STAGE, MICROBATCHES, SCHEDULE, SPLIT, SYNC, BUCKETS, REDUCE_DTYPE)
+    some = [*(f"{PHASE}={phase}" for phase in OFF_THE_PATH), f"{WITHOUT}={BARRIER}"]
+    return all(name.split("=")[0] in at_hand or name in some for name in fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +216,7 @@ def draw_best(source: Replayable, found: Prediction) -> tuple[ReplayedStep, ...]
     if what == BUCKETS:
         return ()  # only the end of the step is predicted
     after = _apply(source, [Fix(what=what, value=value)])
-    other = graph.depending_on(overlap_fully(graph)) if after.overlaps else graph
+    other = _relax(graph, after.relaxed)
     steps = graph.replay_steps([graph.durations])[:, 0]
     place = int(np.argsort(steps)[len(steps) // 2])
     present = draw_graph_step(graph, graph.durations, place=place, title=NOW)
@@ -274,6 +280,10 @@ def list_single_fixes(source: Replayable) -> list[Fix]:
     fixes.append(Fix(what=COMPUTE, value="1.5x"))
     if ops:
         fixes += [Fix(what=NETWORK, value="2x"), Fix(what=OVERLAP, value="full")]
+    if any(kind.op == BARRIER for kind in graph.kinds):
+        fixes.append(Fix(what=WITHOUT, value=BARRIER))
+    if graph.is_superseded.any():
+        fixes.append(Fix(what=SYNC, value=LAST))
     bucket = largest_bucket(graph)
     if bucket:
         fixes += [Fix(what=BUCKETS, value=str(round(bucket * factor))) for factor in (0.5, 2, 4)]
@@ -288,10 +298,10 @@ def list_single_fixes(source: Replayable) -> list[Fix]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Changed:
-    """A graph after changes: durations, whether collectives overlap, and the time added to each step."""
+    """A graph after changes: durations, how its dependencies change, and the time added to each step."""
 
     durations: Floats
-    overlaps: bool
+    relaxed: frozenset[Fix]  # of these changes those of what is waited for
     added_ns: Floats  # to each step
     error_ns: float  # of what is added
     fixed_ns: float  # that may be added besides, or less than nothing
@@ -323,8 +333,10 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
                 assumes.append(
                     "transfers whose latency is not known have none, and bounds allow for those that are nothing else"
                 )
-            if fix.what == PHASE and fix.value in IN_BACKGROUND:
-                assumes.append(f"{fix.value} runs in the background and is always ready in time")
+            if fix.what == PHASE and fix.value in OFF_THE_PATH:
+                assumes.append(OFF_THE_PATH[fix.value][1])
+            elif fix.what == WITHOUT:
+                assumes.append(f"the program is right without {fix.value}")
             elif fix.what == REDUCE_DTYPE:
                 assumes.append(f"the model trains as well with gradients reduced in {fix.value}, and casts are hidden")
             elif fix.what == "ranks":
@@ -348,16 +360,22 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
             assumes.append("layers can be divided so finely")
         if times.halves_backward(pipeline.get(SCHEDULE)):
             assumes.append("gradients of inputs and of weights take half of the backward pass each")
-    overlaps = any(fix.what == OVERLAP for fix in fixes)
-
     return _Changed(
         durations=durations,
-        overlaps=overlaps,
+        relaxed=frozenset(fix for fix in fixes if fix.what in (OVERLAP, SYNC, WITHOUT)),
         added_ns=np.sum(added, axis=0),
         error_ns=error_ns,
         fixed_ns=fixed_ns,
         assumes="; ".join(dict.fromkeys(assumes)),
     )
+
+
+def _relax(graph: OperationGraph, relaxed: Collection[Fix]) -> OperationGraph:
+    """Return the graph with the dependencies that changes leave."""
+    for fix in relaxed:
+        if fix.what != OVERLAP:
+            graph = graph.depending_on(drop_waits(graph, find_dropped(graph, fix)))
+    return graph.depending_on(overlap_fully(graph)) if any(fix.what == OVERLAP for fix in relaxed) else graph
 
 
 def _replay_scenarios(
@@ -371,13 +389,10 @@ def _replay_scenarios(
         except Unpredictable as refused:
             changed.append(str(refused))
     steps: dict[int, Floats] = {}
-    for overlaps in (False, True):
-        some = [i for i, one in enumerate(changed) if isinstance(one, _Changed) and one.overlaps == overlaps]
-        if not some:
-            continue
-        replayed = graph if not overlaps else graph.depending_on(overlap_fully(graph))
-        columns = [one.durations for one in (changed[i] for i in some) if isinstance(one, _Changed)]
-        steps |= dict(zip(some, replayed.replay_steps(columns).T, strict=True))
+    made = {i: one for i, one in enumerate(changed) if isinstance(one, _Changed)}
+    for relaxed in {one.relaxed: None for one in made.values()}:
+        some = {i: one.durations for i, one in made.items() if one.relaxed == relaxed}
+        steps |= dict(zip(some, _relax(graph, relaxed).replay_steps(some.values()).T, strict=True))
     draws = RandomDraws(_SEED).draw((2, RESAMPLED, len(before)), below=len(before))
     scenarios = []
     for i, (fixes, one) in enumerate(zip(chosen, changed, strict=True)):

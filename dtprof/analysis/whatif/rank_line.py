@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.analysis.communication.bucket_reductions import find_superseded
 from dtprof.analysis.placed_ranks import RankTiming
 from dtprof.analysis.rank_surveys import RankTask
 from dtprof.analysis.steps.phase_intervals import ORDER
@@ -51,6 +52,7 @@ class RankLine:
     group_sizes: tuple[int, ...]
     nbytes: Column
     is_wide_sum: Mask  # reductions of 32-bit numbers on a device
+    is_superseded: Mask  # gradients that are reduced again in the same step
     issued: Column
     done: Column
     seen_from: Column  # messages on the host: when it began to wait, before which no completion is seen; else `issued`
@@ -141,6 +143,7 @@ def draw_line(rank: RankTiming, first: int, last: int) -> RankLine:
         is_wide_sum=(operations["dtype"][chosen] == codes.DTYPE_CODES["float32"])
         & ((operations["flags"][chosen] & codes.DEVICE) != 0)
         & (operations["reduce_op"][chosen] != codes.NONE),
+        is_superseded=find_superseded(rank, chosen, np.searchsorted(bounds[1:], issued[chosen], "left")),
         issued=np.minimum(np.maximum(issued[chosen], begin), end),
         done=done,
         seen_from=np.minimum(np.maximum(seen_from, begin), end),

@@ -8,14 +8,13 @@ as well: sparse gradients, callbacks of a hook.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from dtprof.columns import distinct
 from dtprof.records import events, schema
 from dtprof.records.sites import Label, Site
-from dtprof.records.tables import UNKNOWN_NS, Array, Group
+from dtprof.records.tables import UNKNOWN_NS, Array, BucketLayout, Group
 
 _COMPRESSION = (1, 2)
 _ALL_REDUCE = "all_reduce"
@@ -26,16 +25,6 @@ _USED_PARAMETERS = Label(api="ddp", text="ddp map of used parameters")
 _BACKWARD = (events.BACKWARD, *events.PIPELINE_BACKWARD)
 
 
-class Layout(NamedTuple):
-    """The buckets of a reducer from a time on."""
-
-    t_ns: int
-    reducer: int
-    group: str
-    sizes: tuple[int, ...]  # bytes
-    num_parameters: int
-
-
 def label_buckets(
     operations: Array,
     spans: Array,
@@ -43,7 +32,7 @@ def label_buckets(
     ops: Sequence[str],
     groups: dict[int, Group],
     sites: dict[int, Site],
-    layouts: Sequence[Layout],
+    layouts: Sequence[BucketLayout],
 ) -> None:
     """Assign labelled sites to the all_reduces of buckets; new sites are added to `sites`."""
     if not layouts or not len(operations):
@@ -99,7 +88,7 @@ def _by_group(rows: np.ndarray[tuple[int], np.dtype[np.int64]], operations: Arra
     return [(int(group), rows[of_group == group].tolist()) for group in distinct(of_group)]
 
 
-def _assign(operations: Array, rows: Sequence[int], layouts: Sequence[Layout], group: str) -> dict[int, Label]:
+def _assign(operations: Array, rows: Sequence[int], layouts: Sequence[BucketLayout], group: str) -> dict[int, Label]:
     """Return labels by row of the operations on a group in a backward pass that are buckets of its reducers."""
     labels: dict[int, Label] = {}
     for reducer in dict.fromkeys(layout.reducer for layout in layouts if layout.group == group):
@@ -116,7 +105,7 @@ def _assign(operations: Array, rows: Sequence[int], layouts: Sequence[Layout], g
     return labels
 
 
-def _fit(operations: Array, rows: Sequence[int], layout: Layout) -> dict[int, Label]:
+def _fit(operations: Array, rows: Sequence[int], layout: BucketLayout) -> dict[int, Label]:
     """Return labels by row of the operations that match the buckets of a layout, in order."""
     labels: dict[int, Label] = {}
     index = 0

@@ -13,7 +13,6 @@ from typing import Any
 from dtprof.records import events, paths, schema, tables
 from dtprof.records.axis_names import KNOWN_AXES, axis_of, canonical_axis
 from dtprof.records.rank_log.crash_stacks import qualify_names, read_crash
-from dtprof.records.rank_log.ddp_buckets import Layout
 from dtprof.records.rank_log.group_members import share, share_range
 from dtprof.records.sites import Label, Site
 from dtprof.records.tables import UNKNOWN_NS, Group
@@ -47,7 +46,7 @@ class Strings:
         self.meshes: list[tables.Mesh] = []
         self.shardings: list[tables.Sharding] = []
         self.pipelines: dict[int, tables.Pipeline] = {}
-        self.bucket_layouts: list[Layout] = []
+        self.bucket_layouts: list[tables.BucketLayout] = []
         self.threads: dict[int, str] = {}
         self.streams: dict[int, str] = {}
         self.device_uuid = ""
@@ -104,7 +103,7 @@ class Strings:
             self.pipelines[int(row["id"])] = _pipeline(row)
         elif kind == "ddp":
             self.bucket_layouts.append(
-                Layout(
+                tables.BucketLayout(
                     t_ns=int(row["t_ns"]),
                     reducer=int(row["id"]),
                     group=str(row["group"]),
@@ -232,6 +231,7 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "meshes": tuple(strings.meshes),
         "shardings": tuple(strings.shardings),
         "pipelines": strings.pipelines,
+        "bucket_layouts": tuple(strings.bucket_layouts),
         "features": tuple(strings.features),
         "exceptions": tuple(strings.exceptions),
         "thread_exceptions": tuple(strings.thread_exceptions),

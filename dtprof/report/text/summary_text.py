@@ -20,6 +20,7 @@ from dtprof.analysis.results import (
     PipelineResult,
     RankResult,
     Recovery,
+    RepeatedReductions,
     SmallMessages,
     StragglerResult,
     Summary,
@@ -79,6 +80,7 @@ def summary_text(summary: Summary) -> str:
         *_call_site_lines(summary),
         *_pipeline_lines(summary.pipeline),
         *_small_message_lines(summary.small_messages),
+        *_repeated_lines(summary.repeated_reductions),
         *_serialised_lines(summary),
         *_exchange_lines(summary),
         *_straggler_lines(summary),
@@ -417,6 +419,19 @@ def _joined(row: SmallMessages) -> str:
 def _issued_together(api: str | None) -> str:
     """Return what to change: in the program where that issues the operations, else in the package that does."""
     return "issued together (async_op, coalesced)" if api is None or api in CALLS else f"{api} issued them together"
+
+
+def _repeated_lines(rows: Sequence[RepeatedReductions]) -> list[str]:
+    """Return how often gradients are reduced a step, and what to do about it."""
+    if not rows:
+        return []
+    worst = rows[0]
+    text = (
+        f"DDP reduces each gradient {worst.reductions_per_step} times a step over {axis_words(worst.axis)}, once a "
+        f"backward pass, and blocks the program for {format_ns(worst.exposed_ns_per_step)}: no_sync() around all "
+        "backward passes but the last leaves one"
+    )
+    return labelled("gradients", text + _issued_at(worst.line))
 
 
 def _serialised_lines(summary: Summary) -> list[str]:

@@ -1,15 +1,16 @@
 """Buckets of DDP, told apart by their order and size within a backward pass."""
 
 from dtprof.records import events
-from dtprof.records.rank_log.ddp_buckets import Layout, label_buckets
+from dtprof.records.rank_log.ddp_buckets import label_buckets
 from dtprof.records.sites import Label
+from dtprof.records.tables import BucketLayout
 from tests.builders import START_NS, RankBuilder
 
 MIB = 1 << 20
 BACKWARD = "Tensor.backward"
 
 
-def texts(rank: RankBuilder, *layouts: Layout) -> list[str]:
+def texts(rank: RankBuilder, *layouts: BucketLayout) -> list[str]:
     """Return what the operations are labelled as; nothing where they are not."""
     tables = rank.tables()
     label_buckets(
@@ -19,8 +20,8 @@ def texts(rank: RankBuilder, *layouts: Layout) -> list[str]:
     return [label.text if label else "" for label in labels]
 
 
-def layout(*mebibytes: int, t: int = 0, reducer: int = 1, group: str = "0") -> Layout:
-    return Layout(
+def layout(*mebibytes: int, t: int = 0, reducer: int = 1, group: str = "0") -> BucketLayout:
+    return BucketLayout(
         t_ns=START_NS + t,
         reducer=reducer,
         group=group,
