@@ -11,10 +11,11 @@ from dtprof.records.sites import Site
 
 ENDING = "raise"
 """The way past a call that ends the program, by `raise SystemExit`."""
+_LEAVING_LOOPS = (ENDING, "break", "return")
 AGAIN = "except that leads to another attempt"
 """The way to the same call again: a handler in a loop that success leaves."""
-COUNTED = "if on a counter"
-"""The way past a call of a rank that is in another round: the condition hangs on nothing else."""
+_ON_A_COUNTER = " on a counter"
+"""Ends the words of a way past a call whose conditions hang on nothing else: of a rank that is in another round."""
 MAX_ASKED = 8
 """Ranks that wait in one collective whose stacks are looked at: they are at the same place."""
 OTHER_ROUND_ADVICE = "Compare the rounds at which ranks began, as after a resume, and how often each leaves one out."
@@ -108,6 +109,11 @@ def is_ahead_by_a_counter(
     return bool(own) and set(own) <= set(here.counted) and b[common].line < a[common].line
 
 
+def hangs_on_a_counter(word: str) -> bool:
+    """Say whether a way past a call depends on counters of the loop alone, which are alike on ranks that keep pace."""
+    return word.endswith(_ON_A_COUNTER)
+
+
 def find_counter_past(
     job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]
 ) -> Site | None:
@@ -122,7 +128,7 @@ def find_counter_past(
     if here is None or there is None or not there.loops or {*there.loops[:1]} != {*here.loops[:1]}:
         return None
     ways = find_ways_past(job, theirs, mine[0], after=None)
-    is_counted = bool(ways) and all(word == COUNTED for _, word in ways)
+    is_counted = bool(ways) and all(hangs_on_a_counter(word) for _, word in ways)
     return ways[0][0] if is_counted and a[common].line < b[common].line else None
 
 
@@ -187,8 +193,52 @@ def find_way_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation
     if not ending:
         places = [*filter(None, map(job.place_in_source, known[made.rank]))]
         is_counted = all(first in place.fixed_loops for place in places for first, _ in place.loops)
-        ending = [site for site, word in ways if word in ("break", "return")] if is_counted else []
+        ending = [site for site, word in ways if word.split()[0] in ("break", "return")] if is_counted else []
     return ending[0] if len(ending) == 1 else None
+
+
+def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> Site | None:
+    """Return the one line of the source by which a rank that ended went past the call of the others in some round.
+
+    It made as many rounds as they: the source counts those of each loop around, or its data loaders gave it as many
+    batches and have no more. None where a line of the source may have led it out of a loop, or several past the call.
+    """
+    known = {rank: frames_of(job.ranks[rank], operation) for rank, operation in [*waiting.items()][:MAX_ASKED]}
+    if not known:
+        return None
+    frames = known[max(known, key=lambda rank: len(known[rank]))]
+    took_all = _took_all_batches(job, gone)
+    found: Site | None = None
+    goes_round = False
+    for frame in frames:  # the innermost first
+        place = job.place_in_source(frame)
+        if place is None or PurePath(frame.file).parent != PurePath(frames[0].file).parent:
+            break
+        steady = (*place.counted, *place.by_rank)
+        leaving = [(line, word) for line, word in place.ways_past if word in _LEAVING_LOOPS and line not in steady]
+        if any(word == ENDING or _loops_of(place, line) for line, word in leaving):
+            return None
+        ways = [line for line, word in _ways(place, frame, set(), None) if line not in steady and word != AGAIN]
+        if len(ways) > (1 if found is None else 0):
+            return None
+        around = place.loops if found is not None else ()
+        for line in ways:
+            around = _loops_of(place, line)
+            found = Site(file=frame.file, line=line, function=frame.function)
+        if not took_all and any(first not in place.fixed_loops for first, _ in around):
+            return None
+        goes_round |= bool(around)
+    return found if goes_round else None
+
+
+def _loops_of(place: SourcePlace, line: int) -> tuple[tuple[int, int], ...]:
+    """Return the loops around a place that a line of its function is in, too."""
+    return tuple((first, last) for first, last in place.loops if first <= line <= last)
+
+
+def _took_all_batches(job: JobState, gone: RankState) -> bool:
+    """Say whether the data loaders of a rank have no batch left after as many as those of any other rank gave."""
+    return gone.newest_is_exhaustion and gone.batches >= max(rank.batches for rank in job.ranks.values())
 
 
 def _find_all_ways(
@@ -251,8 +301,11 @@ def _ways(place: SourcePlace, frame: Site, met: set[int], after: Operation | Non
     site = after.site if after is not None else None
     is_here = site is not None and (site.file, site.function) == (frame.file, frame.function)
     begin = site.line if site is not None and is_here else 0
-    conditions = ((line, COUNTED if line in place.counted else "if") for line in place.conditions if line not in met)
-    ways = [*place.ways_past, *conditions]
+    conditions = ((line, "if") for line in place.conditions if line not in met)
+    ways = [
+        (line, f"{word}{_ON_A_COUNTER}" if line in place.counted else word)
+        for line, word in (*place.ways_past, *conditions)
+    ]
     is_later_round = begin >= frame.line
     # A handler stands after what it leads past.
     return [

@@ -4,7 +4,7 @@ A finished job, its dumps and a running one are judged by the same comparison.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,9 @@ KINDS = {
 _UNKNOWN = {"peer": -1, "dtype": NONE, "reduce_op": NONE, "numel": -1}
 _COLUMNS = ("op", *_UNKNOWN)
 
+_MIN_EARLIER, _MOST_EARLIER = 2, 8
+"""Exchanges at a line before one of them is said to have changed, and those looked at."""
+
 BadPair = tuple[int, int, int, int]
 """Sender, receiver, elements sent, elements expected."""
 
@@ -53,6 +56,7 @@ class Disagreement:
     is_new: bool  # as many on either side, and only the minority makes this call for the first time
     is_tie: bool  # as many on either side, and nothing tells which is wrong
     bad_pairs: list[BadPair]  # of an exchange
+    has_changed: bool = False  # the rank in the minority exchanged otherwise in all calls at this line before
 
 
 def disagree(a: Array, b: Array) -> Mask:
@@ -85,7 +89,9 @@ def disagreement_at(ranks: Ranks, tables: Tables, seq: int) -> Disagreement | No
         if len(known) and _differ_in(column, table, known[:1]).any():
             return _judge(tables, operations, column, seq, [])
     pairs = _find_bad_pairs(operations) if table["op"][0] == checksum(SPLIT) else []
-    return _judge(tables, operations, "sizes", seq, pairs) if pairs else None
+    return (
+        _judge(tables, operations, "sizes", seq, pairs, changed=_changed(ranks, tables, seq, pairs)) if pairs else None
+    )
 
 
 def sizes_at(ranks: Ranks, tables: Tables, seq: int) -> Disagreement | None:
@@ -121,8 +127,13 @@ def _judge(
     seq: int,
     pairs: list[BadPair],
     values: Mapping[int, Hashable] | None = None,
+    changed: Collection[int] = (),
 ) -> Disagreement:
-    """Say who is in the minority: of an exchange, the ranks of most pairs that do not fit."""
+    """Say who is in the minority: of an exchange, the ranks of most pairs that do not fit.
+
+    Parameters:
+        changed: of the ranks of such a pair the one that leaves what it did before, where that is known.
+    """
     values = values or {rank: _value_of(operation, argument) for rank, operation in operations.items()}
     usual = Counter(values.values()).most_common(1)[0][0]
     minority = {rank for rank, value in values.items() if value != usual}
@@ -130,6 +141,8 @@ def _judge(
     if pairs and (not is_even or 2 * len(minority) >= len(values)):
         often = Counter(rank for sender, receiver, *_ in pairs for rank in (sender, receiver))
         minority = {rank for rank, count in often.items() if count == max(often.values())}
+        minority = minority.intersection(changed) or minority
+    has_changed = bool(minority.issubset(changed))
     is_tie = 2 * len(minority) >= len(values)
     new = _without_precedent(tables, values, argument, seq) if is_tie else set()
     return Disagreement(
@@ -141,6 +154,7 @@ def _judge(
         is_new=bool(new),
         is_tie=is_tie and not new,
         bad_pairs=pairs,
+        has_changed=has_changed,
     )
 
 
@@ -186,6 +200,48 @@ def _find_bad_pairs(operations: Mapping[int, Operation]) -> list[BadPair]:
             if given is not None and wanted is not None and given != wanted:
                 pairs.append((sender, receiver, given, wanted))
     return pairs
+
+
+def _changed(ranks: Ranks, tables: Tables, seq: int, pairs: Sequence[BadPair]) -> set[int]:
+    """Return the one rank of a pair of an exchange that leaves what it did before, if one does and there is one pair.
+
+    Its share was the same in each exchange before at this line, and differs now; or what it sends in total was, as of
+    a batch whose tokens are routed otherwise each time. Who sends as much as ever would send what is missing elsewhere.
+    """
+    if len(pairs) != 1:
+        return set()
+    ((sender, receiver, given, wanted),) = pairs
+    sent, expected, totals = list[int | None](), list[int | None](), list[int]()
+    for earlier in _earlier_at_line(tables, sender, seq):
+        before = at_position(ranks, tables, earlier)
+        mine, theirs = before.get(sender), before.get(receiver)
+        if mine is None or theirs is None:
+            continue
+        members = mine.group.ranks
+        sent.append(_share(mine, members.index(receiver), len(members), incoming=False))
+        expected.append(_share(theirs, members.index(sender), len(members), incoming=True))
+        totals.append(_total_sent(mine))
+    if len(sent) < _MIN_EARLIER:
+        return set()
+    sides = ((sender, sent, given), (receiver, expected, wanted))
+    changes = {rank for rank, known, now in sides if len({*known}) == 1 and known[0] != now}
+    if changes or len({*totals}) > 1:
+        return changes if len(changes) == 1 else set()
+    now = at_position(ranks, tables, seq)[sender]
+    return {sender if _total_sent(now) != totals[0] else receiver}
+
+
+def _earlier_at_line(tables: Tables, rank: int, seq: int) -> list[int]:
+    """Return the newest positions before one at which a rank made the same operation at the same line."""
+    table = tables[rank]
+    (row,) = rows_at({rank: table}, seq).values()
+    is_alike = (table["op"] == row["op"]) & (table["line"] == row["line"]) & (table["seq"] < seq) & (row["line"] != 0)
+    found: list[int] = table["seq"][is_alike][-_MOST_EARLIER:].tolist()
+    return found
+
+
+def _total_sent(operation: Operation) -> int:
+    return sum(operation.sizes[0]) if operation.sizes is not None else operation.numel
 
 
 def _share(operation: Operation, place: int, size: int, *, incoming: bool) -> int | None:

@@ -99,11 +99,8 @@ class Watcher:
 
     def tick(self) -> None:
         """Poll the headers once; diagnose the job where it has stalled."""
+        self._poll_progress()
         now = self._clock()
-        if self._poll():
-            self._pauses.add([int(now * 1e9) // INTERVAL_NS])
-            self._last_progress = now
-            self.hang = None
         self._report_truncated("recording stopped; the job goes on, the run is marked truncated")
         quiet_s = now - self._last_progress
         if self._hang_after_s and not self._ranks:
@@ -119,6 +116,16 @@ class Watcher:
         self._last_diagnosis = now
         if not self._all_have_ended():
             self._examine(quiet_s)
+
+    def _poll_progress(self) -> bool:
+        """Poll the headers; return whether the job makes progress."""
+        moved = self._poll()
+        if moved:
+            now = self._clock()
+            self._pauses.add([int(now * 1e9) // INTERVAL_NS])
+            self._last_progress = now
+            self.hang = None
+        return moved
 
     def _threshold_s(self, phase: RankPhase = RankPhase.STEPS) -> float:
         """Return the stall threshold where the ranks that others wait for are in a phase."""
@@ -157,7 +164,10 @@ class Watcher:
             self._say(f"the disk is full or not writable: {consequence}")
 
     def _examine(self, quiet_s: float) -> None:
+        stalled_since = self._last_progress
         self._sample_stacks(native=self.hang is not None and self._follows_devices())
+        if self._last_progress != stalled_since:
+            return  # ranks went on while their stacks were taken: the stall is over
         verdict = self._diagnose(self._run)
         if verdict.is_early and quiet_s < self._threshold_s(RankPhase.FIRST_STEP):
             verdict = replace(verdict, is_hang=False)
@@ -193,6 +203,8 @@ class Watcher:
             self._run / paths.node_folder_name(writer.host_name()),
             native=native,
             starting=find_starting(self._run, recorded=recorded),
+            # Of a stall that ends meanwhile, the stacks taken earlier in it say what it was.
+            is_current=lambda: not self._poll_progress(),
         )
 
     def _follows_devices(self) -> bool:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,15 @@ def sample(
     *,
     native: bool = False,
     starting: Mapping[int, int] | None = None,
+    is_current: Callable[[], bool] = lambda: True,
 ) -> dict[str, Any]:
     """Return state, stacks and work of processes, with `native` C and C++ frames too; write them to the node folder.
 
-    `starting` are further processes without records, with their ranks, which the document keeps. For each pid: `state`
-    (of psutil), `threads` (py-spy's JSON: name and frames, innermost first) or `reason` why there is no stack, and what
-    the process did over half a second: `cpu_share` and `children_cpu_share` (of one core), `io_bytes`, `page_faults`
-    and, of one that was busy, `python_state` (of stack_groups.PythonState).
+    They are not written where `is_current`, asked once they are taken, says that the processes have gone on. `starting`
+    are further processes without records, with their ranks, which the document keeps. For each pid: `state` (of
+    psutil), `threads` (py-spy's JSON: name and frames, innermost first) or `reason` why there is no stack, and what the
+    process did over half a second: `cpu_share` and `children_cpu_share` (of one core), `io_bytes`, `page_faults` and,
+    of one that was busy, `python_state` (of stack_groups.PythonState).
     """
     ranks = starting or {}
     chosen = [*pids, *ranks]
@@ -78,7 +80,7 @@ def sample(
         "t_ns": t_ns,
         "processes": {str(pid): facts for pid, facts in processes.items()},
     }
-    if node_folder is not None:
+    if node_folder is not None and is_current():
         with contextlib.suppress(OSError):  # a full disk must not stop the diagnosis
             writer.write_json(node_folder / paths.STACKS, document)
     return document

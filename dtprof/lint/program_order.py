@@ -3,10 +3,11 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from dtprof.lint.sources import SCOPES, last_name, read_tree
 
@@ -17,6 +18,9 @@ _OF_RANK = re.compile(
     r"(get_|is_)?((local|global|node)_)?rank|(is_)?(world_process_zero|main_process|main_rank)|world_size"
 )
 """Names that say which rank a process is, and never change."""
+
+_Tests = tuple[ast.expr | None, ...]
+"""Conditions of the branches around a statement, the outermost first; None: of a handler, or a `case`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +36,9 @@ class SourcePlace:
     conditions: tuple[
         int, ...
     ] = ()  # lines of the `if`, `elif`, `match` it depends on in its function, innermost first
-    counted: tuple[int, ...] = ()  # those of the conditions that hang on counters of loops and on constants alone
-    by_rank: tuple[int, ...] = ()  # those that hang on which rank it is, by the names in them, and on constants alone
+    counted: tuple[int, ...] = ()  # those of the conditions, and of `ways_past` by what they depend on, that hang on
+    # counters of loops and on constants alone
+    by_rank: tuple[int, ...] = ()  # the same of those that hang on which rank it is, by the names in them
     fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
     ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it
     # and of `raise SystemExit`
@@ -82,8 +87,31 @@ def _find_counters(scope: ast.AST, around: frozenset[str] = frozenset()) -> froz
         if isinstance(statement, ast.Assign) and not isinstance(statement.value, ast.Constant):
             begun.update(target.id for target in statement.targets if isinstance(target, ast.Name))
     good.update({name: begun[name] for name in counted})
-    own = (name for name, count in good.items() if names[name] == count and name not in given)
-    return (around - given - names.keys()).union(own)
+    own = {name for name, count in good.items() if names[name] == count and name not in given}
+    found = (around - given - names.keys()).union(own)
+    # What is counted in a branch hangs on what the branch does: failures, or epochs without progress.
+    steps = [
+        (node.target.id, tests)
+        for node, tests in _find_steps(getattr(scope, "body", []))
+        if isinstance(node.target, ast.Name)
+    ]
+    while by_data := {name for name, tests in steps if name in found and not _all_hang_on(tests, found)}:
+        found -= by_data
+    return found
+
+
+def _find_steps(statements: list[ast.stmt], tests: _Tests = ()) -> Iterator[tuple[ast.AugAssign, _Tests]]:
+    """Give the `+=` of a function, with the conditions of the branches around each."""
+    for statement in statements:
+        if isinstance(statement, ast.AugAssign):
+            yield statement, tests
+        elif not isinstance(statement, SCOPES):
+            for body, may_be_left_out in _bodies(statement):
+                yield from _find_steps(body, _tests_around(statement, tests) if may_be_left_out else tests)
+
+
+def _tests_around(branching: ast.stmt, tests: _Tests) -> _Tests:
+    return (*tests, branching.test if isinstance(branching, ast.If) else None)
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
@@ -110,6 +138,10 @@ def _hangs_on(test: ast.expr, counters: frozenset[str]) -> bool:
     )
 
 
+def _all_hang_on(tests: _Tests, counters: frozenset[str]) -> bool:
+    return all(test is not None and _hangs_on(test, counters) for test in tests)
+
+
 def _hangs_on_rank(test: ast.expr) -> bool:
     """Say whether an expression uses names of a rank only, as `rank != 0` and `dist.get_rank() == 0`."""
     bases = {id(node.value) for node in ast.walk(test) if isinstance(node, ast.Attribute)}
@@ -121,16 +153,24 @@ def _hangs_on_rank(test: ast.expr) -> bool:
     return bool(names) and all(_OF_RANK.fullmatch(name) for name in names)
 
 
+class _Way(NamedTuple):
+    """A statement that leaves the round of the loop around it, or the function."""
+
+    line: int
+    word: str
+    is_counted: bool  # all conditions that it depends on hang on counters
+    is_by_rank: bool  # all of them hang on which rank it is
+
+
 def _take(
     statements: list[ast.stmt], after: SourcePlace, places: dict[int, SourcePlace], counters: frozenset[str]
 ) -> None:
     """Add the places of statements that follow one another, given what follows the last of them."""
     following = after.following
-    ways_before = [*accumulate((tuple(_find_ways(statement)) for statement in statements), initial=())]
+    of_each = (tuple(_find_ways(statement, counters)) for statement in statements)
+    ways_before = [*accumulate(of_each, initial=tuple[_Way, ...]())]
     for at, statement in reversed([*enumerate(statements)]):
-        place = replace(
-            after, following=following, ways_past=tuple(dict.fromkeys((*after.ways_past, *ways_before[at])))
-        )
+        place = _with_ways(replace(after, following=following), ways_before[at])
         own = _find_counters(statement, counters) if isinstance(statement, SCOPES) else counters
         if isinstance(statement, SCOPES):
             lines = (node.lineno for node in ast.walk(statement) if isinstance(node, ast.Yield | ast.YieldFrom))
@@ -138,13 +178,12 @@ def _take(
         elif isinstance(statement, _LOOPS):
             loop = statement.lineno, statement.body[-1].end_lineno or statement.body[-1].lineno
             # The call of a later round is led past by what comes after it in the loop, too.
-            later = (way for inner in statement.body for way in _find_ways(inner) if way[1] != "continue")
+            later = [way for one in statement.body for way in _find_ways(one, counters) if way.word != "continue"]
             inside = replace(
-                place,
+                _with_ways(place, later),
                 in_loop=True,
                 following=frozenset(),
                 loops=(loop, *after.loops),
-                ways_past=tuple(dict.fromkeys((*place.ways_past, *later))),
                 fixed_loops=(*after.fixed_loops, *([loop[0]] if _is_fixed(statement, counters) else [])),
             )
         else:
@@ -193,19 +232,36 @@ def _line_of_handler(statement: ast.Try, body: list[ast.stmt]) -> int:
     return next(handler.lineno for handler in statement.handlers if handler.body is body)
 
 
-def _find_ways(statement: ast.stmt, *, in_loop: bool = False, in_branch: bool = False) -> Iterator[tuple[int, str]]:
+def _with_ways(place: SourcePlace, ways: Sequence[_Way]) -> SourcePlace:
+    return replace(
+        place,
+        ways_past=tuple(dict.fromkeys((*place.ways_past, *((way.line, way.word) for way in ways)))),
+        counted=tuple(dict.fromkeys((*place.counted, *(way.line for way in ways if way.is_counted)))),
+        by_rank=tuple(dict.fromkeys((*place.by_rank, *(way.line for way in ways if way.is_by_rank)))),
+    )
+
+
+def _find_ways(
+    statement: ast.stmt, counters: frozenset[str], *, in_loop: bool = False, tests: _Tests = ()
+) -> Iterator[_Way]:
     """Give where, in the branches of a statement, the round of the loop around it, or the function, is left."""
     if isinstance(statement, SCOPES):
         return
     loop = in_loop or isinstance(statement, _LOOPS)
     for body, may_be_left_out in _bodies(statement):
+        around = _tests_around(statement, tests) if may_be_left_out else tests
         for inner in body:
             leaves = isinstance(inner, ast.Return) or (isinstance(inner, ast.Continue | ast.Break) and not loop)
             leaves |= isinstance(inner, ast.Raise) and _is_exit(inner)
-            if leaves and (in_branch or may_be_left_out):
-                yield inner.lineno, type(inner).__name__.lower()
+            if leaves and around:
+                yield _Way(
+                    inner.lineno,
+                    type(inner).__name__.lower(),
+                    _all_hang_on(around, counters),
+                    all(test is not None and _hangs_on_rank(test) for test in around),
+                )
             else:
-                yield from _find_ways(inner, in_loop=loop, in_branch=in_branch or may_be_left_out)
+                yield from _find_ways(inner, counters, in_loop=loop, tests=around)
 
 
 def _is_attempt(statement: ast.Try) -> bool:

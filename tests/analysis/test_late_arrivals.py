@@ -27,7 +27,10 @@ def arrivals(lags_ms: dict[int, list[int]]) -> LateArrivals:
         ({1: [20]}, 1),
         ({1: [20, 20, 20, 0]}, 1),  # three of four times
         ({1: [1]}, None),  # a lag that no operation notices
+        ({1: [40, 0, 0]}, 1),  # to the first of three operations of each step
         ({1: [20, 0, 0, 0]}, None),  # once in a while
+        ({1: [0, 0, 0, 0, 0, 0, 0, 0, 0, 40, 40, 40]}, None),  # a few times
+        ({1: [40, 0, 0], 2: [0, 20, 0]}, None),  # another one as often
         ({0: [20, 0, 0], 1: [0, 20, 0], 2: [0, 0, 20]}, None),  # in turns
     ],
 )

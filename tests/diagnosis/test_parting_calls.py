@@ -73,6 +73,24 @@ def test_a_condition_on_a_counter_alone_shows_another_round() -> None:
     assert finding.culprit_call_sites[1].line == 9
 
 
+@pytest.mark.parametrize(
+    ("counted", "kind", "line"),
+    [
+        ((6, 9), "rank-skipped-collective", 7),
+        ((6, 7), "rank-skipped-collective", 9),
+        ((), "rank-skipped-collective", 20),  # one of three
+        ((7, 9), "step-mismatch", 9),  # as after a resume from another step
+    ],
+)
+def test_of_several_that_continue_the_one_that_hangs_on_more_than_a_counter_led_past(
+    counted: tuple[int, ...], kind: str, line: int
+) -> None:
+    ways = ((6, "continue"),) if counted != (7, 9) else ()
+    ways += ((7, "continue"), (9, "continue"))
+    finding = decide(skipping(source(ways_past=ways, counted=counted))).findings[0]
+    assert (finding.kind, finding.culprit_call_sites[1].line) == (kind, line)
+
+
 def test_a_handler_through_which_a_rank_came_is_evidence_and_no_way_past() -> None:
     places = source(ways_past=((9, "return"),))
     places[20] = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP, handler=(19, True))
@@ -146,6 +164,42 @@ def test_the_one_way_out_is_the_line_of_a_rank_that_exited(
     assert (finding.kind, finding.culprit_ranks) == ("rank-exited", (1,))
     assert finding.culprit_call_sites[1].line == line
     assert ("may have left" in " ".join(finding.evidence)) == (line != 20)
+
+
+@pytest.mark.parametrize(
+    ("of_main", "of_average", "line"),
+    [
+        ({"ways_past": ((7, "except"),), "fixed_loops": (5,)}, {}, 7),
+        ({"ways_past": ((7, "continue"), (9, "continue")), "counted": (9,), "fixed_loops": (5,)}, {}, 7),
+        ({"fixed_loops": (5,)}, {"ways_past": ((9, "return"),)}, 9),  # of a function that the loop calls
+        ({"fixed_loops": (5,)}, {"conditions": (9,)}, 9),
+        ({"ways_past": ((7, "except"),)}, {}, None),  # the loop may have ended earlier
+        ({"ways_past": ((7, "return"),), "fixed_loops": (5,)}, {}, None),  # it left the loop, and is exited
+        ({"ways_past": ((7, "except"), (6, "continue")), "fixed_loops": (5,)}, {}, None),
+        ({"ways_past": ((7, "except"), (9, "break")), "fixed_loops": (5,)}, {}, None),  # behind the call
+        ({"ways_past": ((7, "except"),), "fixed_loops": (5,)}, {"ways_past": ((9, "return"),)}, None),
+        ({"fixed_loops": (5,)}, {}, None),
+    ],
+)
+def test_a_rank_that_ended_after_all_rounds_left_its_call_out_of_one(
+    of_main: dict[str, object], of_average: dict[str, object], line: int | None
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=rank == 1) for rank in range(3)]
+    for rank in ranks:
+        average = rank.site("all_reduce", line=10, function="average")
+        for step in range(3 if rank.rank == 1 else 4):
+            end = None if step == 3 else step * STEP + 9
+            rank.op("all_reduce", step * STEP, end, site=average, nbytes=64)
+    stacks = {rank: frames(("average", 10), ("main", 8)) for rank in (0, 2)}
+    main = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP, **of_main)  # type: ignore[arg-type]
+    places = source(**of_average) | {8: main}
+    finding = decide(
+        build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, at: places.get(at))
+    ).findings[0]
+    assert finding.culprit_ranks == (1,)
+    assert (finding.kind == "rank-skipped-collective") == (line is not None)
+    if line is not None:
+        assert finding.culprit_call_sites[1].line == line
 
 
 def test_a_rank_that_waits_elsewhere_has_not_ended_its_program() -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from dtprof.diagnosis.sources.recorded_ranks import rank_state
 from dtprof.job.agreement import Disagreement, find_disagreement
 from dtprof.job.group_collectives import group_tables
@@ -61,3 +63,33 @@ def test_an_exchange_is_compared_by_what_each_pair_sends_and_expects() -> None:
     found = compare(3, lambda rank: call(rank, 5))
     assert found is not None
     assert (found.argument, found.bad_pairs, found.minority) == ("sizes", [(2, 1, 5, 2)], (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "newest", "minority"),
+    [
+        ([(1, 2, 3)] * 3, (1, 5, 3), (2,)),  # sends more than ever
+        ([(1, 5, 3)] * 3, (1, 5, 3), (1,)),  # sends as ever: rank 1 expected as much, and does no more
+        ([(1, 5, 3), (3, 5, 1), (2, 5, 2)], (3, 5, 9), (1,)),  # its share for rank 1 is as ever, whatever the total
+        ([(1, 2, 6), (3, 3, 3), (2, 6, 1)], (1, 5, 3), (1,)),  # routed otherwise each time, as much as ever in all
+        ([(1, 2, 6), (3, 3, 3), (2, 6, 1)], (1, 5, 4), (2,)),  # more than ever in all
+        ([(1, 2, 6), (3, 3, 1), (2, 6, 1)], (1, 5, 4), (1, 2)),  # of any size: nobody knows
+        ([(1, 2, 3)], (1, 5, 3), (1, 2)),  # too few to tell
+    ],
+)
+def test_of_one_pair_that_does_not_fit_the_rank_that_leaves_its_pattern_is_the_minority(
+    earlier: list[tuple[int, int, int]], newest: tuple[int, int, int], minority: tuple[int, ...]
+) -> None:
+    """Rank 2 sends rank 1 five elements, which expects two, after exchanges at the same line that did fit."""
+
+    def call(rank: RankBuilder) -> None:
+        for number, sent in enumerate([*earlier, newest]):
+            wanted = 2 if rank.rank == 1 and number == len(earlier) else sent[rank.rank]
+            rank.sizes[number] = (sent if rank.rank == 2 else (1, 1, 1), (1, 1, wanted))
+            t = 200 + 100 * number
+            rank.op("all_to_all", t, t + 10, nbytes=24, tag=number, site=rank.site(line=9))
+
+    found = compare(3, call)
+    assert found is not None
+    assert (found.argument, found.bad_pairs, found.minority) == ("sizes", [(2, 1, 5, 2)], minority)
+    assert found.has_changed == (len(minority) == 1)

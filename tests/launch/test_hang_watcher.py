@@ -1,6 +1,7 @@
 """The alarm of a job without progress: after the time given, once for what is new, and never by mistake."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,12 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[list[int | str]]:
     """Stand in for the stacks of processes that do not exist; give the pids asked for, and `native` behind them."""
     asked: list[list[int | str]] = []
 
-    def note(pids: list[int], _: Path, *, native: bool, starting: dict[int, int]) -> None:
+    def note(
+        pids: list[int], _: Path, *, native: bool, starting: dict[int, int], is_current: Callable[[], bool]
+    ) -> None:
         assert starting == {}
         asked.append([*sorted(pids), *["native"] * native])
+        is_current()
 
     monkeypatch.setattr(stack_sampler, "sample", note)
     return asked
@@ -107,6 +111,23 @@ def test_alarm_once_the_time_has_passed_and_not_before(job: Job, sampled: list[l
     assert sampled == [[10_000, 10_001]]
     assert job.watcher.hang is job.verdict
     assert job.watcher.hang_detected_ns is not None
+
+
+def test_a_rank_that_goes_on_while_stacks_are_taken_ends_the_stall(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = list[bool]()
+
+    def take(*_: object, is_current: Callable[[], bool], **__: object) -> None:
+        if len(kept) == 1:
+            job.move(1)
+        kept.append(is_current())
+
+    monkeypatch.setattr(stack_sampler, "sample", take)
+    job.verdict = hang_watcher.StallVerdict(is_hang=False, text="rank 1 writes a checkpoint")
+    job.start()
+    job.wait(20.0)
+    assert (kept, job.num_diagnoses) == ([True, False], 1)
+    job.wait(2.0)
+    assert (len(kept), job.num_diagnoses) == (2, 1)  # it has begun to wait anew
 
 
 def test_native_stacks_of_a_job_with_a_device_are_taken_once_the_hang_is_reported(

@@ -12,6 +12,7 @@ import pytest
 
 from dtprof.launch import stack_sampler
 from dtprof.launch.work_counters import WorkCounters, read_work_counters
+from dtprof.records import paths
 
 HELD = """Error: Failed to get stack traces
 
@@ -116,6 +117,12 @@ def test_bytes_read_and_written_are_counted(tmp_path: Path) -> None:
     assert before is not None
     assert after is not None
     assert after - before >= 100_000
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+def test_stacks_of_processes_that_have_gone_on_are_not_written(tmp_path: Path, is_current: bool) -> None:
+    stack_sampler.sample([os.getpid()], tmp_path, is_current=lambda: is_current)
+    assert (tmp_path / paths.STACKS).exists() == is_current
 
 
 def test_of_a_process_that_has_ended_nothing_is_known() -> None:

@@ -153,6 +153,31 @@ def test_an_exception_handler_is_a_way_past_what_is_tried_unless_it_raises(tmp_p
     assert read_places(file)[2].ways_past == ((3, "except"),)
 
 
+def test_a_way_past_a_call_is_counted_where_all_it_depends_on_is(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    lines = ["for step in range(9):", "    if step < 2:", "        continue", "    if is_bad:", "        if step > 5:"]
+    lines += [
+        "            break",
+        "    elif step == 3:",
+        "        continue",
+        "    if rank != 0:",
+        "        continue",
+        "    f()",
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    place = read_places(file)[11]
+    assert sorted(place.ways_past) == [(3, "continue"), (6, "break"), (8, "continue"), (10, "continue")]
+    assert (place.counted, place.by_rank) == ((3,), (10,))  # lines 6 and 8 depend on `is_bad`, too
+
+
+def test_what_is_counted_in_a_branch_that_hangs_on_data_is_no_counter(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    for test, counted in (("loss > best", ()), ("step % 2", (6,))):
+        text = f"waited = 0\nfor step in range(9):\n    if {test}:\n        waited += 1\n"
+        file.write_text(text + "    if waited > 3:\n        break\n    average()\n")
+        assert read_places(file)[7].counted == counted
+
+
 def test_what_is_counted_by_steps_may_begin_at_any_number(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("step = saved\nwhile step < 9:\n    step += 1\n    if step % 3 == 0:\n        save()\n")

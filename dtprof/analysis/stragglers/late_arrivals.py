@@ -14,10 +14,11 @@ from dtprof.job.streamed_matching import SEQ, MatchedCollectives, StreamedMatchi
 from dtprof.records import codes
 from dtprof.records.tables import RankTables, select
 
-FEWEST, KEPT = 8, 64
-"""Operations by which lateness is judged, and those kept."""
+FEWEST, FEWEST_LATE, KEPT = 8, 4, 64
+"""Operations by which lateness is judged; those of them to which a rank comes late; and those kept."""
 MIN_SHARE, MIN_LAG_NS, MIN_COST = 0.6, 3_000_000, 0.15
-"""Of the operations, those to which the same rank comes last; its median lag; its lags as a share of the time."""
+"""Of the operations with a lag, the shortest that counts, those to which the same rank comes last; its lags as a share
+of the time."""
 NEWEST = 128
 """Operations of a group that are looked at in a poll."""
 MAX_HELD = 4 * NEWEST
@@ -87,10 +88,12 @@ def _judge(ranks: list[int], issued: Column) -> tuple[float, LateRank] | None:
         return None
     last = issued.argmax(axis=0)
     lags = issued.max(axis=0) - np.sort(issued, axis=0)[(num_members - 1) // 2]
+    # Of several operations of a step, as one a parameter, a rank is late to the first: the others follow at once.
+    has_lag = lags >= MIN_LAG_NS
     latest = int(np.bincount(last, lags, num_members).argmax())
-    own_lags = np.sort(lags[last == latest])
-    cost = int(own_lags.sum()) / max(1, int(issued.max() - issued.min()))
-    if len(own_lags) < MIN_SHARE * count or own_lags[len(own_lags) // 2] < MIN_LAG_NS or cost < MIN_COST:
+    is_late = has_lag & (last == latest)
+    cost = int(lags[is_late].sum()) / max(1, int(issued.max() - issued.min()))
+    if is_late.sum() < max(FEWEST_LATE, MIN_SHARE * has_lag.sum()) or cost < MIN_COST:
         return None
     waits = (issued[latest] - issued).sum(axis=1)
     return cost, LateRank(late=ranks[latest], on_time=ranks[int(waits.argmax())])

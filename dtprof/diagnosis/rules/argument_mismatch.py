@@ -108,6 +108,8 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         functions = {site.function for site in sites.values()}
         where = ", in another function," if len(functions) > 1 else ""
         facts.append(f"the line of {list_ranks(culprits)}{where} is one that no rank had called before")
+    if found.has_changed:
+        facts.append(f"{list_ranks(culprits)} exchanged other amounts in each earlier call at this line")
     if passed:
         facts.append("the back end let it pass: results are silently wrong")
     if found.is_new:

@@ -1,6 +1,6 @@
 """Both ends of a message have different sizes."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,11 +22,25 @@ MIN_MESSAGES = 2
 def find_broken_messages(case: Case) -> Iterator[Finding]:
     """Give the finding for each message that met, with another size at its other end, and did not end well."""
     job = case.job
-    for rank in job.ranks.values():
-        for mine in rank.open_operations:
-            other = partner_of(job.ranks, rank.rank, mine) if mine.p2p else None
-            if other is not None and (other.nbytes != mine.nbytes or _have_other_types(mine, other)):
-                yield _size_finding(job, rank.rank, mine, other, passed=False)
+    met = [
+        (rank.rank, mine, other)
+        for rank in job.ranks.values()
+        for mine in rank.open_operations
+        if mine.p2p
+        and (other := partner_of(job.ranks, rank.rank, mine)) is not None
+        and (other.nbytes != mine.nbytes or _have_other_types(mine, other))
+    ]
+    odd = _find_odd_rank(job, [(rank, mine.peer_rank) for rank, mine, _ in met])
+    for rank, mine, other in met:
+        yield _size_finding(job, rank, mine, other, passed=False, odd=odd)
+
+
+def _find_odd_rank(job: JobState, pairs: Collection[tuple[int, int]]) -> int | None:
+    """Return the rank whose messages with all of its peers, two or more, are those that do not fit."""
+    distinct = {frozenset(pair) for pair in pairs}
+    odd = next(iter(frozenset.intersection(*distinct)), None) if len(distinct) > 1 else None
+    peers = {channel.peer for channel in job.ranks[odd].channels} if odd is not None else set()
+    return odd if peers and peers <= frozenset.union(*distinct) else None
 
 
 def _have_other_types(mine: Operation, other: Operation) -> bool:
@@ -40,8 +54,12 @@ def _size_words(end: Operation, other: Operation) -> str:
 
 
 def find_odd_sizes(case: Case) -> Iterator[Finding]:
-    """Give findings for messages that the back end let pass with other sizes at both ends, one a pair of ranks."""
+    """Give findings for messages that the back end let pass with other sizes at both ends.
+
+    One a pair of ranks, or one for the rank that is at an end of all of them.
+    """
     job = case.job
+    met = list[tuple[int, Operation, Operation]]()
     for rank, sender in sorted(job.ranks.items()):
         first: dict[int, tuple[int, int]] = {}  # by receiver: where its first such message is at both ends
         for channel, sent in sender.messages.items() if sender.complete else ():
@@ -55,8 +73,10 @@ def find_odd_sizes(case: Case) -> Iterator[Finding]:
             if odd is not None:
                 first[channel.peer] = min(odd, first.get(channel.peer, odd))
         for peer, (mine, theirs) in sorted(first.items(), key=lambda one: one[1]):
-            ends = sender.operations[mine], job.ranks[peer].operations[theirs]
-            yield replace(_size_finding(job, rank, *ends, passed=True), waiting_ranks=(), call_sites={})
+            met.append((rank, sender.operations[mine], job.ranks[peer].operations[theirs]))
+    odd_rank = _find_odd_rank(job, [(rank, mine.peer_rank) for rank, mine, _ in met])
+    for rank, *ends in met[:1] if odd_rank is not None else met:
+        yield replace(_size_finding(job, rank, *ends, passed=True, odd=odd_rank), waiting_ranks=(), call_sites={})
 
 
 def explain_stall(case: Case, stall: Finding) -> Iterator[Finding]:
@@ -82,8 +102,14 @@ def _first_of_other_size(sent: Array, taken: Array) -> tuple[int, int] | None:
     return (int(mine["at"][odd[0]]), int(theirs["at"][odd[0]])) if len(odd) else None
 
 
-def _size_finding(job: JobState, rank: int, mine: Operation, other: Operation, *, passed: bool) -> Finding:
-    """Return the finding for two ends of a message of different sizes."""
+def _size_finding(
+    job: JobState, rank: int, mine: Operation, other: Operation, *, passed: bool, odd: int | None
+) -> Finding:
+    """Return the finding for two ends of a message of different sizes.
+
+    Parameters:
+        odd: the rank at an end of all messages that do not fit, if there is one.
+    """
     peer = mine.peer_rank
     operations = {rank: mine, peer: other}
     sender, receiver = (rank, peer) if mine.op == "send" else (peer, rank)
@@ -93,6 +119,9 @@ def _size_finding(job: JobState, rank: int, mine: Operation, other: Operation, *
     facts = [f"both are message #{mine.nth} from rank {sender} to rank {receiver} of their group and tag"]
     if len(changed) == 1:
         facts.append(f"all messages before had one size at both ends, and rank {changed[0]} has another size now")
+    elif odd is not None:
+        changed = [odd]
+        facts.append(f"messages of rank {odd} have another size than their other end with each of its peers")
     return message_finding(
         "p2p-size-mismatch",
         f"Rank {sender} sends {_size_words(sent, taken)}{at_line(sent.site)} to rank {receiver}, which receives "

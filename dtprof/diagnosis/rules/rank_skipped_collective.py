@@ -13,12 +13,13 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, gr
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.diagnosis.parting_calls import (
-    COUNTED,
     OTHER_ROUND_ADVICE,
     align_frames,
     find_handler,
+    find_round_left_out,
     find_ways_past,
     frames_of,
+    hangs_on_a_counter,
     operation_before,
 )
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
@@ -692,9 +693,7 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
         f"rank {rank} may have gone past it by the {_way_words(word)}{at_line(site)}" for rank, site, word in ways
     ]
     for rank in culprits:
-        # A counter of the loop is the same on a rank that keeps pace: another way is more probable.
-        own = [(site, word) for other, site, word in ways if other == rank]
-        own = [way for way in own if way[1] != COUNTED] or own
+        own = _without_counted([(site, word) for other, site, word in ways if other == rank])
         now |= {rank: own[0][0]} if len(own) == 1 else {}
     made = {
         rank.rank: found
@@ -740,9 +739,19 @@ def _ways_past(
         first = operation_at(reference, skipped.group, skipped.seq) or waiting[reference.rank]
         after = operation_before(reference, first)
         ways = find_ways_past(job, (reference, waiting[reference.rank]), by, after=after)
+        if len(ways) > MAX_WAYS:
+            ways = _without_counted(ways)
         if len(ways) <= MAX_WAYS and find_handler(job, by) is None:
             found += [(rank, site, word) for site, word in ways]
     return found
+
+
+def _without_counted(ways: list[tuple[Site, str]]) -> list[tuple[Site, str]]:
+    """Return the ways past a call but those on a counter of the loop, which is alike on a rank that keeps pace.
+
+    Where there are no others, it does not keep pace.
+    """
+    return [way for way in ways if not hangs_on_a_counter(way[1])] or ways
 
 
 def _one_more_turn(job: JobState, skip: Finding, made: tuple[RankState, Operation]) -> Finding | None:
@@ -786,7 +795,9 @@ def _at_another_step(job: JobState, skip: Finding, skipped: Operation) -> Findin
     """
     waiting = first_blocking_of(job, skip.waiting_ranks)
     ways = _ways_past(job, skip.culprit_ranks, waiting, skipped)
-    if {rank for rank, _, _ in ways} < {*skip.culprit_ranks} or any(word != COUNTED for _, _, word in ways):
+    if {rank for rank, _, _ in ways} < {*skip.culprit_ranks} or not all(
+        hangs_on_a_counter(word) for _, _, word in ways
+    ):
         return None
     sites = {rank: site for rank, site, _ in ways}
     line = at_line(sites[skip.culprit_ranks[0]])
@@ -826,6 +837,9 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
     ):
         yield explain(_skip_finding(job, awaited, left.culprit_ranks, confidence=0.8), left)
         return
+    if awaited is not None and (ways := _left_out_rounds(job, culprits, left)):
+        yield explain(_round_finding(job, awaited, ways, left), left)
+        return
     if awaited is None or len(culprits) != 1:
         return
     place = _left_out_of_rounds(job, culprits[0], awaited)
@@ -848,6 +862,32 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
             ),
             left,
         )
+
+
+def _left_out_rounds(job: JobState, gone: list[RankState], left: Finding) -> dict[int, Site]:
+    """Return the lines by which ranks that ended went past a call in some round; empty where one may have left."""
+    waiting = first_blocking_of(job, left.waiting_ranks)
+    ways = {rank.rank: find_round_left_out(job, rank, waiting) for rank in gone if rank.left_at is None}
+    known = {rank: site for rank, site in ways.items() if site is not None}
+    return known if len(known) == len(gone) else {}
+
+
+def _round_finding(job: JobState, awaited: Operation, ways: dict[int, Site], left: Finding) -> Finding:
+    culprits = tuple(sorted(ways))
+    who = capitalised(culprits)
+    place = f"{awaited.op}{at_line(awaited.site)}"
+    return replace(
+        _skip_finding(job, awaited, culprits, confidence=0.8),
+        summary=f"{who} left out a round of {place}, and ended; {wait_words(left.waiting_ranks)} for one more in "
+        f"{operation_words(job, awaited)}.",
+        waiting_ranks=left.waiting_ranks,
+        call_sites=left.call_sites,
+        culprit_call_sites=ways,
+        evidence=(
+            f"the source counts the rounds, or data loaders gave as many batches, and nothing else leads past the call "
+            f"than the line{at_line(ways[culprits[0]])}",
+        ),
+    )
 
 
 def _left_out_of_rounds(job: JobState, gone: RankState, awaited: Operation) -> tuple[Operation, Operation] | None:

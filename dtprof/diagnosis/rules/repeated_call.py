@@ -12,11 +12,11 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.parting_calls import (
     AGAIN,
-    COUNTED,
     OTHER_ROUND_ADVICE,
     deviating_sites,
     find_counter_past,
     find_ways_past,
+    hangs_on_a_counter,
     is_ahead_by_a_counter,
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -106,7 +106,7 @@ def _may_have_gone_past(job: JobState, repeated: dict[int, Repetition], others: 
     """
     reference, rank = min(others), min(repeated)
     ways = find_ways_past(job, (job.ranks[reference], others[reference]), job.ranks[rank], after=repeated[rank].first)
-    return any(word not in (COUNTED, AGAIN) for _, word in ways)
+    return any(word != AGAIN and not hangs_on_a_counter(word) for _, word in ways)
 
 
 def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, Operation]) -> Finding:

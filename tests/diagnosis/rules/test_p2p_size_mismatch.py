@@ -3,6 +3,7 @@
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
+from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, judge, message, pair
 
 
@@ -54,3 +55,25 @@ def test_the_end_that_leaves_the_size_of_all_messages_before_is_the_culprit(
     message(ranks[1], "recv", 0, 300, line=5, nbytes=received)
     (finding,) = judge(ranks, exit_status=None).findings
     assert (finding.kind, finding.culprit_ranks) == ("p2p-size-mismatch", culprits)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize(
+    ("widths", "culprits"),
+    [
+        ((16, 24, 16, 16), (1,)),  # of both pairs that do not fit
+        ((16, 16, 24, 24), (1, 2)),  # one pair
+        ((16, 24, 16, 8), (0, 1)),  # three pairs have no rank in common: the first is named
+    ],
+)
+def test_the_rank_whose_halos_fit_none_of_its_neighbours_is_the_culprit(
+    widths: tuple[int, ...], culprits: tuple[int, ...], is_over: bool
+) -> None:
+    ranks = [RankBuilder(rank, 4, closed=is_over) for rank in range(4)]
+    for rank in range(4):
+        for peer in (rank - 1, rank + 1):
+            if 0 <= peer < 4:
+                message(ranks[rank], "send", peer, 100, 150 if is_over else None, line=4, nbytes=widths[rank])
+                message(ranks[rank], "recv", peer, 100, 150 if is_over else None, line=5, nbytes=widths[rank])
+    found = judge(ranks, exit_status=0 if is_over else None, stalled=not is_over).findings
+    assert (found[0].kind, found[0].culprit_ranks) == ("p2p-size-mismatch", culprits)

@@ -213,7 +213,7 @@ def a_spare_rank_that_does_not_evaluate(rank: int) -> None:
         model.zero_grad()
         model(torch.ones(1, 2)).sum().backward()
         dist.all_reduce(model.weight.grad)
-        if epoch == 1 and rank != 3:
+        if epoch == 1 and rank != 3:  # here
             hits = torch.ones(1)
             dist.all_reduce(hits)  # here
             dist.barrier()
@@ -387,11 +387,11 @@ def halos_of_another_width_on_one_rank(rank: int) -> None:
         below, above = torch.zeros(halo), torch.zeros(halo)
         works = []
         if rank > 0:
-            works += [dist.isend(field[:halo].clone(), rank - 1), dist.irecv(below, rank - 1)]
+            works += [dist.isend(field[:halo].clone(), rank - 1), dist.irecv(below, rank - 1)]  # here
         if rank < 2:
-            works += [dist.isend(field[-halo:].clone(), rank + 1), dist.irecv(above, rank + 1)]
+            works += [dist.isend(field[-halo:].clone(), rank + 1), dist.irecv(above, rank + 1)]  # here
         for work in works:
-            work.wait()  # here
+            work.wait()
 
 
 @healthy()
