@@ -197,18 +197,18 @@ def find_way_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation
     return ending[0] if len(ending) == 1 else None
 
 
-def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> Site | None:
-    """Return the one line of the source by which a rank that ended went past the call of the others in some round.
+def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> list[Site]:
+    """Return the lines by which a rank that ended may have gone past the call of the others in some round of a loop.
 
     It made as many rounds as they: the source counts those of each loop around, or its data loaders gave it as many
-    batches and have no more. None where a line of the source may have led it out of a loop, or several past the call.
+    batches and have no more. Empty where a line of the source may have led it out of a loop instead.
     """
     known = {rank: frames_of(job.ranks[rank], operation) for rank, operation in [*waiting.items()][:MAX_ASKED]}
     if not known:
-        return None
+        return []
     frames = known[max(known, key=lambda rank: len(known[rank]))]
     took_all = _took_all_batches(job, gone)
-    found: Site | None = None
+    found: list[Site] = []
     goes_round = False
     for frame in frames:  # the innermost first
         place = job.place_in_source(frame)
@@ -217,18 +217,14 @@ def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Op
         steady = (*place.counted, *place.by_rank)
         leaving = [(line, word) for line, word in place.ways_past if word in _LEAVING_LOOPS and line not in steady]
         if any(word == ENDING or _loops_of(place, line) for line, word in leaving):
-            return None
+            return []
         ways = [line for line, word in _ways(place, frame, set(), None) if line not in steady and word != AGAIN]
-        if len(ways) > (1 if found is None else 0):
-            return None
-        around = place.loops if found is not None else ()
-        for line in ways:
-            around = _loops_of(place, line)
-            found = Site(file=frame.file, line=line, function=frame.function)
+        around = {*place.loops} if found else {loop for line in ways for loop in _loops_of(place, line)}
+        found += (Site(file=frame.file, line=line, function=frame.function) for line in ways)
         if not took_all and any(first not in place.fixed_loops for first, _ in around):
-            return None
+            return []
         goes_round |= bool(around)
-    return found if goes_round else None
+    return found if goes_round else []
 
 
 def _loops_of(place: SourcePlace, line: int) -> tuple[tuple[int, int], ...]:
@@ -247,7 +243,7 @@ def _find_all_ways(
     now = by.first_blocking
     a, b, common = align_frames(made, (by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
     if common is not None:
-        return _ways_from(job, a, common, b[common], after)
+        return _ways_from(job, a, common, b[common], after, begins_step=_begins_step(made[0], after))
     # Where they part is not known: it may be in any function whose loop goes round, the innermost first.
     for at in range(len(a) - 1, -1, -1):
         place = job.place_in_source(a[at])
@@ -259,7 +255,13 @@ def _find_all_ways(
 
 
 def _ways_from(
-    job: JobState, frames: list[Site], first: int, now: Site | None, after: Operation | None
+    job: JobState,
+    frames: list[Site],
+    first: int,
+    now: Site | None,
+    after: Operation | None,
+    *,
+    begins_step: bool = False,
 ) -> list[tuple[Site, str]]:
     """Return the ways past a call in the frames from one on, given where the other rank is in the function of that."""
     there = job.place_in_source(now)
@@ -272,7 +274,7 @@ def _ways_from(
         left = _left_loops(place, now.line) if at == 0 and now is not None else []
         own = _ways(place, frame, met if at == 0 else set(), after)
         if left and not (own and _is_before(after, frame, left)):
-            own = _ways_out(place, left)
+            own = _ways_out(place, left, begins_step=begins_step)
         for line, word in own:
             found[Site(file=frame.file, line=line, function=frame.function)] = word
     return [*found.items()]
@@ -290,10 +292,23 @@ def _left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
     return [(first, last) for first, last in place.loops if not first <= line <= last]
 
 
-def _ways_out(place: SourcePlace, left: list[tuple[int, int]]) -> list[tuple[int, str]]:
-    """Return the ways out of loops before others, whose rounds a `continue` may have made fewer."""
+def _ways_out(place: SourcePlace, left: list[tuple[int, int]], *, begins_step: bool) -> list[tuple[int, str]]:
+    """Return the ways out of loops before others, whose rounds a `continue` may have made fewer.
+
+    Before the first call of a step no inner loop had come to its end early, as one over the parameters of a model.
+    """
     inside = [(line, word) for line, word in place.ways_past if any(first <= line <= last for first, last in left)]
-    return inside + [(first, "loop") for first, _ in left if first not in place.fixed_loops]
+    ends = left[-1:] if begins_step else left
+    return inside + [(first, "loop") for first, _ in ends if first not in place.fixed_loops]
+
+
+def _begins_step(rank: RankState, after: Operation | None) -> bool:
+    """Say whether the operation that a rank issued after another one is of a later step."""
+    at = next((i for i in range(len(rank.operations) - 2, -1, -1) if rank.operations[i] == after), None)
+    if after is None or at is None:
+        return False
+    step = rank.operations[at + 1].step
+    return step is not None and after.step is not None and step > after.step
 
 
 def _ways(place: SourcePlace, frame: Site, met: set[int], after: Operation | None) -> list[tuple[int, str]]:

@@ -170,4 +170,5 @@ def _find_risks(case: Case) -> list[Finding]:
     )
     groups = [finding.group for finding in mispaired]
     notes = [note for note in _find_all(case, Stage.NOTE) if note.group not in groups]
-    return [*mispaired, *_find_all(case, Stage.RISK), *notes]
+    risks = [cause for risk in _find_all(case, Stage.RISK) for cause in _refine(case, Stage.RISK, risk)]
+    return [*mispaired, *risks, *notes]

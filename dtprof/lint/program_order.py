@@ -40,8 +40,8 @@ class SourcePlace:
     # counters of loops and on constants alone
     by_rank: tuple[int, ...] = ()  # the same of those that hang on which rank it is, by the names in them
     fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
-    ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it
-    # and of `raise SystemExit`
+    ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it,
+    # of `raise SystemExit` and of `with contextlib.suppress`
     handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
 
@@ -189,6 +189,8 @@ def _take(
         else:
             inside = place
         if isinstance(statement, ast.With | ast.AsyncWith):
+            if any(_is_suppressing(item.context_expr) for item in statement.items):
+                inside = replace(inside, ways_past=(*inside.ways_past, (statement.lineno, "suppress")))
             place = replace(place, block=(statement.body[0].lineno, statement.end_lineno or statement.lineno))
         for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
             places[line] = place
@@ -268,6 +270,12 @@ def _is_attempt(statement: ast.Try) -> bool:
     """Say whether success leaves the loop around a `try`, so that its handlers lead to another attempt."""
     leaves = (statement.orelse or statement.body)[-1]
     return isinstance(leaves, ast.Return | ast.Break)
+
+
+def _is_suppressing(context: ast.expr) -> bool:
+    """Say whether a `with` ends what raises in it, and goes on: `contextlib.suppress`."""
+    called = context.func if isinstance(context, ast.Call) else None
+    return isinstance(called, ast.Attribute | ast.Name) and last_name(called) == "suppress"
 
 
 def _is_exit(statement: ast.Raise) -> bool:

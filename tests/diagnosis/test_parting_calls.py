@@ -175,9 +175,9 @@ def test_the_one_way_out_is_the_line_of_a_rank_that_exited(
         ({"fixed_loops": (5,)}, {"conditions": (9,)}, 9),
         ({"ways_past": ((7, "except"),)}, {}, None),  # the loop may have ended earlier
         ({"ways_past": ((7, "return"),), "fixed_loops": (5,)}, {}, None),  # it left the loop, and is exited
-        ({"ways_past": ((7, "except"), (6, "continue")), "fixed_loops": (5,)}, {}, None),
+        ({"ways_past": ((7, "except"), (6, "continue")), "fixed_loops": (5,)}, {}, 10),  # one of two: its last record
         ({"ways_past": ((7, "except"), (9, "break")), "fixed_loops": (5,)}, {}, None),  # behind the call
-        ({"ways_past": ((7, "except"),), "fixed_loops": (5,)}, {"ways_past": ((9, "return"),)}, None),
+        ({"ways_past": ((7, "except"),), "fixed_loops": (5,)}, {"ways_past": ((9, "return"),)}, 9),  # the only `return`
         ({"fixed_loops": (5,)}, {}, None),
     ],
 )
@@ -200,6 +200,44 @@ def test_a_rank_that_ended_after_all_rounds_left_its_call_out_of_one(
     assert (finding.kind == "rank-skipped-collective") == (line is not None)
     if line is not None:
         assert finding.culprit_call_sites[1].line == line
+
+
+@pytest.mark.parametrize(("way", "kind"), [("except", "rank-skipped-collective"), ("break", "rank-exited")])
+def test_a_round_left_out_is_a_skip_though_the_others_catch_what_its_lack_raises(way: str, kind: str) -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        site = rank.site("all_reduce", line=8)
+        for step in range(3 if rank.rank == 1 else 4):
+            state = "failed" if step == 3 else None
+            rank.op("all_reduce", step * STEP, step * STEP + 9, site=site, nbytes=64, state=state)
+    main = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP, fixed_loops=(5,), ways_past=((7, way),))
+    job = build_job(ranks, exit_status=0, stalled=False, find_place=lambda _, line: {8: main}.get(line))
+    verdict = decide(job)
+    finding = verdict.findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+    assert finding.culprit_call_sites[1].line == (7 if way == "except" else 8)
+
+
+@pytest.mark.parametrize(("steps", "line"), [((0, 1, 2), 6), ((0, 0, 0), 20)])
+def test_before_the_first_call_of_a_step_no_inner_loop_has_ended_early(steps: tuple[int, ...], line: int) -> None:
+    """Rank 1 is past both loops at line 20, by the `except` at 6 or the end of the inner loop at 7."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average, publish = rank.site("all_reduce", line=8), rank.site("broadcast", line=20)
+        for number, step in enumerate(steps[:-1]):
+            rank.op("all_reduce", number * STEP, number * STEP + 9, site=average, nbytes=64, step=step)
+        is_past = rank.rank == 1
+        op, site = ("broadcast", publish) if is_past else ("all_reduce", average)
+        rank.op(op, 3 * STEP, site=site, nbytes=64, step=steps[-1])
+    loops = ((7, 9), (5, 15))
+    inside = SourcePlace(in_loop=True, following=frozenset(), loops=loops, fixed_loops=(5,), ways_past=((6, "except"),))
+    places = {8: inside, 20: SourcePlace(in_loop=False, following=frozenset())}
+    stacks = {rank: frames(("main", 8)) for rank in (0, 2)} | {1: frames(("main", 20))}
+    finding = decide(
+        build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, at: places.get(at))
+    ).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+    assert finding.culprit_call_sites[1].line == line
 
 
 def test_a_rank_that_waits_elsewhere_has_not_ended_its_program() -> None:

@@ -178,6 +178,13 @@ def test_what_is_counted_in_a_branch_that_hangs_on_data_is_no_counter(tmp_path: 
         assert read_places(file)[7].counted == counted
 
 
+def test_a_block_that_suppresses_exceptions_is_a_way_past_what_is_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("with contextlib.suppress(OSError):\n    load()\n    step()\nwith open(path):\n    step()\n")
+    places = read_places(file)
+    assert (places[3].ways_past, places[5].ways_past) == (((1, "suppress"),), ())
+
+
 def test_what_is_counted_by_steps_may_begin_at_any_number(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("step = saved\nwhile step < 9:\n    step += 1\n    if step % 3 == 0:\n        save()\n")

@@ -24,7 +24,7 @@ from dtprof.diagnosis.parting_calls import (
 )
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT, find_apart
-from dtprof.formatting import plural
+from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
@@ -837,10 +837,12 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
     ):
         yield explain(_skip_finding(job, awaited, left.culprit_ranks, confidence=0.8), left)
         return
-    if awaited is not None and (ways := _left_out_rounds(job, culprits, left)):
-        yield explain(_round_finding(job, awaited, ways, left), left)
+    if awaited is None:
         return
-    if awaited is None or len(culprits) != 1:
+    if by_rounds := [*_explain_by_rounds(job, left, first_blocking_of(job, left.waiting_ranks), awaited)]:
+        yield from by_rounds
+        return
+    if len(culprits) != 1:
         return
     place = _left_out_of_rounds(job, culprits[0], awaited)
     if place is not None:
@@ -864,30 +866,55 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
         )
 
 
-def _left_out_rounds(job: JobState, gone: list[RankState], left: Finding) -> dict[int, Site]:
-    """Return the lines by which ranks that ended went past a call in some round; empty where one may have left."""
-    waiting = first_blocking_of(job, left.waiting_ranks)
-    ways = {rank.rank: find_round_left_out(job, rank, waiting) for rank in gone if rank.left_at is None}
-    known = {rank: site for rank, site in ways.items() if site is not None}
-    return known if len(known) == len(gone) else {}
-
-
-def _round_finding(job: JobState, awaited: Operation, ways: dict[int, Site], left: Finding) -> Finding:
-    culprits = tuple(sorted(ways))
-    who = capitalised(culprits)
-    place = f"{awaited.op}{at_line(awaited.site)}"
-    return replace(
-        _skip_finding(job, awaited, culprits, confidence=0.8),
-        summary=f"{who} left out a round of {place}, and ended; {wait_words(left.waiting_ranks)} for one more in "
-        f"{operation_words(job, awaited)}.",
-        waiting_ranks=left.waiting_ranks,
-        call_sites=left.call_sites,
-        culprit_call_sites=ways,
-        evidence=(
-            f"the source counts the rounds, or data loaders gave as many batches, and nothing else leads past the call "
-            f"than the line{at_line(ways[culprits[0]])}",
+def _explain_by_rounds(
+    job: JobState, left: Finding, waiting: Mapping[int, Operation], awaited: Operation
+) -> Iterator[Finding]:
+    """Give the finding for ranks that ended after all rounds, where no line may have led them out of a loop."""
+    gone = [job.ranks[rank] for rank in left.culprit_ranks if rank in job.ranks and job.ranks[rank].left_at is None]
+    ways = {rank.rank: find_round_left_out(job, rank, waiting) for rank in gone}
+    if not gone or len(ways) < len(left.culprit_ranks) or not all(ways.values()):
+        return
+    one_more = f"#{awaited.seq} of {group_words(job.group(awaited.group))}"
+    if left.waiting_ranks:
+        words = f"{wait_words(left.waiting_ranks)} for one more, {one_more}"
+    else:
+        words = f"{list_ranks(tuple(waiting))} made one more, {one_more}, which failed, and went on"
+    found = _skip_finding(job, awaited, left.culprit_ranks, confidence=0.8)
+    yield explain(
+        replace(
+            found,
+            summary=f"{capitalised(left.culprit_ranks)} left out a round of {awaited.op}{at_line(awaited.site)}, and "
+            f"ended; {words}.",
+            waiting_ranks=left.waiting_ranks,
+            call_sites=left.call_sites,
+            culprit_call_sites=left.culprit_call_sites | {rank: own[0] for rank, own in ways.items() if len(own) == 1},
+            evidence=(
+                "the source counts the rounds of the loop, or data loaders gave as many batches, and no line leads "
+                "out of it",
+                *(
+                    f"rank {rank} may have gone past the call{at_line(site)}"
+                    for rank, own in ways.items()
+                    for site in own[:MAX_WAYS]
+                ),
+            ),
         ),
+        left,
     )
+
+
+def explain_caught_exit(case: Case, left: Finding) -> Iterator[Finding]:
+    """Give the finding for ranks that ended without a call of some round, where the others caught what it raised."""
+    made = {
+        rank: own
+        for rank in left.call_sites
+        if left.seq is not None
+        and rank in case.job.ranks
+        and (
+            own := next((o for o in case.job.ranks[rank].open_operations if (o.op, o.seq) == (left.op, left.seq)), None)
+        )
+    }
+    if made:
+        yield from _explain_by_rounds(case.job, left, made, made[min(made)])
 
 
 def _left_out_of_rounds(job: JobState, gone: RankState, awaited: Operation) -> tuple[Operation, Operation] | None:
@@ -975,6 +1002,7 @@ RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_skip),
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_left_loop, finds_all=True),
     Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.WAIT, Stage.LATE), refine=explain_exit),
+    Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.RISK,), refine=explain_caught_exit),
     Refinement(kinds=KINDS, causes=("p2p-unmatched",), stages=(Stage.WAIT,), refine=explain_message),
     Refinement(kinds=KINDS, causes=("size-mismatch",), stages=(Stage.BROKEN_MESSAGE,), refine=explain_size),
 )
