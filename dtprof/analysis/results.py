@@ -338,6 +338,17 @@ class SmallMessages:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnevenInput:
+    """Input that differs between the ranks of a step, and their work with it."""
+
+    quantity: str  # "tokens" or "samples"
+    mean_per_step: float  # of a rank
+    largest_over_mean: float  # of the ranks of a step, mean over the steps
+    explained: float  # share of the variance of work between the ranks of a step
+    gain_ns_per_step: int  # at least, with batches of equal size; of many ranks and steps more, as bins even it out
+
+
+@dataclass(frozen=True, kw_only=True)
 class RepeatedReductions:
     """Gradients that DDP reduces after each of several backward passes of a step; of groups of an axis the worst."""
 
@@ -650,6 +661,7 @@ class Summary:
     exchanges: tuple[ExchangeBalance, ...] = ()  # of groups whose splits are uneven, the most uneven first
     pipeline: PipelineResult | None = None
     stragglers: tuple[StragglerResult, ...]
+    uneven_input: UnevenInput | None = None  # None: even, or work does not follow it
     timeline: Timeline | None
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled
     gpus: tuple[GpuUse, ...] = ()  # empty where no rank computes on a device, or none was sampled

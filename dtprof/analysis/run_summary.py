@@ -59,6 +59,7 @@ from dtprof.analysis.steps.throughput import measure_throughput
 from dtprof.analysis.stragglers.device_clocks import list_losses
 from dtprof.analysis.stragglers.run_stragglers import list_durations, name_stragglers, read_device_nodes
 from dtprof.analysis.stragglers.straggler_ranks import bin_width
+from dtprof.analysis.stragglers.uneven_input import find_uneven_input
 from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
 from dtprof.columns import median, percentiles
 from dtprof.intervals import Column
@@ -214,6 +215,14 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
         collectives=collectives,
         pipeline=pipeline,
         stragglers=stragglers,
+        uneven_input=find_uneven_input(
+            steps,
+            surveys.consumed,
+            [reduction.waits for reduction in reductions],
+            used,
+            width=bin_width(num_steps, len(facts)),
+            step_ns=int(median(durations)) if len(durations) else None,
+        ),
         timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
         cannot_tell=list_caveats(
             facts=facts,

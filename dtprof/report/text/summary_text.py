@@ -25,6 +25,7 @@ from dtprof.analysis.results import (
     StragglerResult,
     Summary,
     Throughput,
+    UnevenInput,
 )
 from dtprof.analysis.steps.throughput import describe_mean_rate
 from dtprof.formatting import (
@@ -84,6 +85,7 @@ def summary_text(summary: Summary) -> str:
         *_serialised_lines(summary),
         *_exchange_lines(summary),
         *_straggler_lines(summary),
+        *_input_lines(summary.uneven_input),
         *_path_lines(summary),
         *memory_lines(summary),
     ]
@@ -341,6 +343,18 @@ def _straggler_lines(summary: Summary) -> list[str]:
             gain += f"({last.slowdown_together:.2f}x)"
         lines += labelled("", f"also {others}{gain}")
     return lines
+
+
+def _input_lines(found: UnevenInput | None) -> list[str]:
+    """Return how unequal the input of the ranks is, and what batches of equal size gain."""
+    if found is None:
+        return []
+    text = (
+        f"the rank with most {found.quantity} of a step has {found.largest_over_mean:.2f}x the mean of "
+        f"{found.mean_per_step:,.0f}, which explains {format_fraction(found.explained, 0)} of the differences in the "
+        f"work of ranks: with equal {found.quantity} a step takes {format_ns(found.gain_ns_per_step)} less"
+    )
+    return labelled("input", text)
 
 
 def _straggler(straggler: StragglerResult, world_size: int) -> str:
