@@ -22,7 +22,7 @@ FEWEST_STEPS, FEWEST_PAIRS = 5, 24
 MIN_SPREAD = 1.05
 """The largest input of a step over the mean one."""
 MIN_EXPLAINED = 0.3
-"""Of the variance of work between the ranks of a step: with input of no influence, one of 100 runs of 24 pairs is above."""
+"""Of the variance of work between the ranks of a step: of 24 pairs without any influence, one run in 100 is above."""
 MIN_SHARE = 0.02
 """Of the step, that batches of equal size gain."""
 
