@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.errors import OutputError
-from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, beside, executor_for, open_run
+from dtprof.session.engines import Engine, at_hand, beside, executor_for, open_run
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
@@ -36,54 +36,42 @@ def export_run(
 
     Raises:
         OutputError: the output is taken, holds what dtprof did not write, or cannot be written.
-        NotARunError, NothingToShowError, MissingDependencyError, SchedulerError, WorkerLostError: as `write_run`.
+        NotARunError: the path holds no run that can be read.
+        NothingToShowError, MissingDependencyError, SchedulerError, WorkerLostError: as `write_export`.
     """
     from dtprof.session.executors import memory_pools
 
     memory_pools.use_one_pool()
     with _replacing(output, folder=FORMATS[kind].is_folder, force=force) as scratch:
-        return write_run(path, kind, scratch, steps, suffix=output.suffix, engine=engine)
+        if kind == "tensorboard":
+            from dtprof.session.tensorboard_view import require_tensorboard
+
+            require_tensorboard()
+        opened = open_run(path, engine)
+        with executor_for(engine, opened) as executor:
+            run = at_hand(opened, executor)
+            return write_export(run, kind, scratch, steps, suffix=output.suffix, executor=executor)
 
 
-def write_run(
-    run_directory: Path,
-    kind: str,
-    path: Path,
-    steps: tuple[int, int] | None,
-    *,
-    suffix: str = "",
-    engine: Engine = IN_THIS_PROCESS,
+def write_export(
+    run: "Run", kind: str, path: Path, steps: tuple[int, int] | None, *, suffix: str = "", executor: "Executor"
 ) -> list[str]:
-    """Write a run in one format; return remarks on omitted parts.
+    """Write a run that is open in one format; return remarks on omitted parts.
 
     Parameters:
-        suffix: what the name that the user gave ends with.
+        suffix: the end of the file name that the user gave, which chooses between one trace and an archive.
 
     Raises:
-        NotARunError: the path holds no run that can be read.
         NothingToShowError: it has none of the steps.
         MissingDependencyError: a package is needed and not installed.
-        SchedulerError, WorkerLostError: the engine cannot do it.
+        SchedulerError, WorkerLostError: the executor cannot do it.
     """
-    if kind == "tensorboard":
-        from dtprof.session.tensorboard_view import require_tensorboard
-
-        require_tensorboard()
-    opened = open_run(run_directory, engine)
-    with executor_for(engine, opened) as executor:
-        return write_opened(at_hand(opened, executor), kind, path, steps, suffix=suffix, executor=executor)
-
-
-def write_opened(
-    opened: "Run", kind: str, path: Path, steps: tuple[int, int] | None, *, suffix: str = "", executor: "Executor"
-) -> list[str]:
-    """Write a run that is open, as `write_run` does."""
-    return FORMATS[kind].write(_Job(run=opened, kind=kind, path=path, steps=steps, suffix=suffix, executor=executor))
+    return FORMATS[kind].write(_Export(run=run, kind=kind, path=path, steps=steps, suffix=suffix, executor=executor))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job:
-    """The exported parts, and the output path."""
+class _Export:
+    """What is written, and where."""
 
     run: "Run"
     kind: str
@@ -99,44 +87,44 @@ class _Job:
         return read_detail(self.run, self.executor)
 
 
-def _write_perfetto(job: _Job) -> list[str]:
-    if job.suffix == ARCHIVE:
+def _write_perfetto(export: _Export) -> list[str]:
+    if export.suffix == ARCHIVE:
         from dtprof.interchange.exporters.perfetto_archive import write_perfetto_archive
 
-        return write_perfetto_archive(job.detail(), job.path, steps=job.steps)
+        return write_perfetto_archive(export.detail(), export.path, steps=export.steps)
     from dtprof.interchange.exporters.perfetto_trace import write_perfetto
 
-    return write_perfetto(job.detail(), job.path, steps=job.steps, executor=job.executor)
+    return write_perfetto(export.detail(), export.path, steps=export.steps, executor=export.executor)
 
 
-def _write_chrome(job: _Job) -> list[str]:
+def _write_chrome(export: _Export) -> list[str]:
     from dtprof.interchange.exporters.chrome_trace import write_chrome
 
-    return write_chrome(job.detail(), job.path, steps=job.steps, executor=job.executor)
+    return write_chrome(export.detail(), export.path, steps=export.steps, executor=export.executor)
 
 
-def _write_kineto(job: _Job) -> list[str]:
+def _write_kineto(export: _Export) -> list[str]:
     from dtprof.interchange.exporters.kineto_export import write_kineto
 
-    return write_kineto(job.detail(), job.path, steps=job.steps, executor=job.executor)
+    return write_kineto(export.detail(), export.path, steps=export.steps, executor=export.executor)
 
 
-def _write_tensorboard(job: _Job) -> list[str]:
+def _write_tensorboard(export: _Export) -> list[str]:
     from dtprof.session.tensorboard_view import write_logs
 
-    logs, remarks = write_logs(job.run, job.path, job.executor, steps=job.steps)
+    logs, remarks = write_logs(export.run, export.path, export.executor, steps=export.steps)
     logs.close()
     return remarks
 
 
-def _write_prometheus(job: _Job) -> list[str]:
+def _write_prometheus(export: _Export) -> list[str]:
     from dtprof.analysis.run_summary import summarise
     from dtprof.interchange.exporters.prometheus_export import write_prometheus
 
-    return write_prometheus(summarise(job.run, job.executor), job.path)
+    return write_prometheus(summarise(export.run, export.executor), export.path)
 
 
-def _write_tables(job: _Job) -> list[str]:
+def _write_tables(export: _Export) -> list[str]:
     """Write the records of a rank at a time, each read once, then the results, which workers compute meanwhile."""
     from dtprof.analysis.run_summary import summarise
     from dtprof.interchange.exporters.table_files import write_tables
@@ -144,15 +132,15 @@ def _write_tables(job: _Job) -> list[str]:
     from dtprof.interchange.public_tables.result_tables import RESULTS, tabulate_results
 
     def pieces(summary: "Callable[[], Summary]") -> "Iterator[tuple[str, Table]]":
-        for ranks in [[rank] for rank in job.run.ranks] or [[]]:
-            tables = [job.run.load(rank) for rank in ranks]
+        for ranks in [[rank] for rank in export.run.ranks] or [[]]:
+            tables = [export.run.load(rank) for rank in ranks]
             for name in RECORDS:
                 yield name, read_records(name, tables)
         for name in RESULTS:
             yield name, tabulate_results(name, summary())
 
-    with beside(job.executor, lambda: summarise(job.run, job.executor)) as summary:
-        write_tables(pieces(summary), job.path, job.kind)
+    with beside(export.executor, lambda: summarise(export.run, export.executor)) as summary:
+        write_tables(pieces(summary), export.path, export.kind)
     return []
 
 
@@ -160,7 +148,7 @@ def _write_tables(job: _Job) -> list[str]:
 class _Format:
     """One format: its writer, whether it is a folder, and whether steps of it can be chosen."""
 
-    write: Callable[[_Job], list[str]]
+    write: Callable[[_Export], list[str]]
     is_folder: bool = False
     is_trace: bool = False
 

@@ -9,7 +9,7 @@ import pytest
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.records.reader import Run
 from dtprof.session.executors.local_processes import LocalProcesses
-from dtprof.session.run_exports import write_opened
+from dtprof.session.run_exports import write_export
 
 
 def content_of(path: Path) -> Any:
@@ -28,7 +28,7 @@ def content_of(path: Path) -> Any:
 def write_all(run: Run, folder: Path, executor: Executor) -> dict[str, Any]:
     folder.mkdir()
     for kind in ("perfetto", "chrome", "kineto", "tensorboard", "csv"):
-        write_opened(run, kind, folder / kind, None, executor=executor)
+        write_export(run, kind, folder / kind, None, executor=executor)
     files = [path for path in folder.rglob("*") if path.is_file()]
     named = [(str(path.relative_to(folder)).split(".out.tfevents.")[0], path) for path in sorted(files)]
     return {name: content_of(path) for name, path in named}

@@ -10,8 +10,9 @@ import pytest
 
 from dtprof import api
 from dtprof.errors import MissingDependencyError
+from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import Run
-from dtprof.session.run_exports import write_run
+from dtprof.session.run_exports import write_export
 
 TABLES = (*api.RECORDS, *api.RESULTS)
 
@@ -35,7 +36,7 @@ def test_parquet_gives_back_every_value_with_its_unit_and_meaning(name: str, par
 @pytest.fixture(scope="module")
 def parquet(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables") / "parquet"
-    assert write_run(run.path, "parquet", folder, None) == []
+    assert write_export(run, "parquet", folder, None, executor=THIS_PROCESS) == []
     return folder
 
 
@@ -47,9 +48,9 @@ def rows_of(path: Path) -> list[list[str]]:
 def test_csv_is_the_same_with_and_without_pyarrow(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: api.Run
 ) -> None:
-    write_run(run.path, "csv", tmp_path / "fast", None)
+    write_export(run, "csv", tmp_path / "fast", None, executor=THIS_PROCESS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    write_run(run.path, "csv", tmp_path / "slow", None)
+    write_export(run, "csv", tmp_path / "slow", None, executor=THIS_PROCESS)
     for name in TABLES:
         columns = opened.table(name).columns
         fast, slow = rows_of(tmp_path / "fast" / f"{name}.csv"), rows_of(tmp_path / "slow" / f"{name}.csv")
@@ -60,7 +61,7 @@ def test_csv_is_the_same_with_and_without_pyarrow(
 
 
 def test_the_schema_says_what_each_column_is(run: Run, tmp_path: Path) -> None:
-    write_run(run.path, "csv", tmp_path / "out", None)
+    write_export(run, "csv", tmp_path / "out", None, executor=THIS_PROCESS)
     document = json.loads((tmp_path / "out" / "schema.json").read_text(encoding="utf-8"))
     assert set(document["tables"]) == set(TABLES)
     for name, columns in document["tables"].items():
@@ -70,4 +71,4 @@ def test_the_schema_says_what_each_column_is(run: Run, tmp_path: Path) -> None:
 def test_parquet_without_pyarrow_names_the_extra(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingDependencyError, match=r"dtprof\[parquet\].*--format csv"):
-        write_run(run.path, "parquet", tmp_path / "out", None)
+        write_export(run, "parquet", tmp_path / "out", None, executor=THIS_PROCESS)
