@@ -27,7 +27,7 @@ DUMP_TIMEOUT_S = 10
 START_ERROR_S = 2.0
 """The kernel gives the time of boot, from which starts are counted, in whole seconds."""
 TRIES, PAUSE_S = 3, (0.05, 0.2)
-"""Attempts for a refused stack, and the pause between them; pauses are random, or all would collide again."""
+"""Attempts for a refused stack, two after another failure; pauses are random, or all would collide again."""
 FROZEN = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
 """States in which a process does not answer a tracer."""
 REFUSED = "EPERM"
@@ -112,8 +112,11 @@ def _work_between(before: WorkCounters, after: WorkCounters) -> dict[str, float 
 def _python_state(before: Any, after: Any, *, started_s: float) -> PythonState | None:
     """Return the change of the main thread between two dumps with local variables."""
     old, new = _main_thread(before), _main_thread(after)
-    if old is None or new is None:
+    if old is None:
         return None
+    if new is None:  # the second dump failed: nothing tells whether anything changes
+        is_endless = old.get("owns_gil") and _is_in_endless_loop(old, started_s)
+        return PythonState.ENDLESS if is_endless else PythonState.UNSEEN
     if not (old.get("owns_gil") or new.get("owns_gil")):
         return PythonState.NATIVE
     first, second = (
@@ -184,13 +187,17 @@ def describe_process(pid: int, *, native: bool = False) -> dict[str, Any]:
 
 
 def _dump(command: list[str]) -> tuple[Any, str]:
-    """Return the threads from py-spy, or None and the reason; try again where another tracer may hold the process."""
-    for _ in range(TRIES - 1):
-        threads, reason = _dump_once(command)
-        if threads is not None or REFUSED not in reason:
-            return threads, reason
+    """Return the threads from py-spy, or None and the reason.
+
+    Try again where another tracer may hold the process, and once where py-spy lost its way in a process that ran on.
+    """
+    threads, reason = _dump_once(command)
+    for attempt in range(1, TRIES):
+        if threads is not None or (attempt > 1 and REFUSED not in reason):
+            break
         time.sleep(random.uniform(*PAUSE_S))
-    return _dump_once(command)
+        threads, reason = _dump_once(command)
+    return threads, reason
 
 
 def _dump_once(command: list[str]) -> tuple[Any, str]:

@@ -76,6 +76,30 @@ def test_a_process_that_another_holds_is_asked_for_three_times(
     assert json.loads((tmp_path / "count").read_text(encoding="utf-8")) == min(refusals + 1, 3)
 
 
+LOST = "Error: Failed to find a python interpreter in the .data section"
+THREAD = {"thread_name": "MainThread", "owns_gil": False, "frames": [{"name": "work", "filename": "a.py", "line": 3}]}
+
+
+@pytest.mark.parametrize(("failures", "state"), [((), "native"), ((1,), "native"), ((1, 2), "unseen"), ((0, 1), None)])
+def test_of_a_busy_process_whose_second_stack_is_not_to_be_had_no_change_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: tuple[int, ...], state: str | None
+) -> None:
+    asked: list[int] = []
+
+    def dump(_: list[str]) -> tuple[Any, str]:
+        asked.append(len(asked))
+        return (None, LOST) if asked[-1] in failures else ([dict(THREAD)], "")
+
+    monkeypatch.setattr(stack_sampler, "_dump_once", dump)
+    monkeypatch.setattr(stack_sampler, "PAUSE_S", (0.0, 0.0))
+    monkeypatch.setattr(stack_sampler, "WINDOW_S", 0.001)
+    monkeypatch.setattr(stack_sampler, "_is_busy", lambda _: True)
+    own = psutil.Process().pid
+    facts = stack_sampler.sample([own], tmp_path)["processes"][str(own)]
+    assert facts.get("python_state") == state
+    assert ("threads" in facts) == (state is not None)
+
+
 def sampled(folder: Path, *program: str) -> dict[str, Any]:
     """Return the sample of a program that has printed a line; skip where it may not be traced."""
     with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE) as process:
