@@ -180,6 +180,8 @@ def join_facts(known: RankFacts, newest: RankFacts) -> RankFacts:
         peak_bytes=find_peak(largest),
         memory_categories=find_categories(largest),
         unsound=known.unsound + newest.unsound,
+        device_error_ns=newest.device_error_ns if newest.device_error_ns is not None else known.device_error_ns,
+        polled=known.polled + newest.polled,
         graph_replays=known.graph_replays + newest.graph_replays,
         skipped_marks=max(known.skipped_marks, newest.skipped_marks),
         captured_marks=max(known.captured_marks, newest.captured_marks),

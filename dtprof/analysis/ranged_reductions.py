@@ -28,6 +28,7 @@ from dtprof.job.api_names import find_apis
 from dtprof.job.clock_alignment import Clocks, state_errors
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import OperationInstances, describe_operations, match_operations
+from dtprof.job.device_timeline import place_on_device
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks
@@ -50,6 +51,7 @@ class RangeTask(Generic[Found]):
 
     records: Run
     ranges: Mapping[int, StepRange]  # by rank
+    device_error_ns: Mapping[int, int | None]  # by rank, over the whole log
     clocks: Clocks
     steps: Mapping[int, RankSteps]  # of these ranks: those in the range and around it
     used: MeasuredSteps
@@ -100,6 +102,7 @@ def reduce_by_ranges(
     task = RangeTask(
         records=run,
         ranges={},
+        device_error_ns={rank: index.device_error_ns for rank, index in ranges.indexes.items()},
         clocks=surveys.clocks,
         steps={},
         used=used,
@@ -214,7 +217,10 @@ def _touching(intervals: Intervals, steps: Intervals) -> Intervals:
 
 def reduce_range(task: RangeTask[Found]) -> DetailedReductions[Found]:
     """Read a range of steps of all ranks, match their operations and sum them up."""
-    tables = {rank: task.clocks.align(task.records.load_steps(rank, steps)) for rank, steps in task.ranges.items()}
+    tables = {
+        rank: task.clocks.align(place_on_device(task.records.load_steps(rank, steps), task.device_error_ns[rank]))
+        for rank, steps in task.ranges.items()
+    }
     instances = OperationInstances()
     own: list[tuple[int, Channel, Column]] = []
     for batch in batch_in_turn(tables.values()):

@@ -25,9 +25,11 @@ from dtprof.analysis.rank_surveys import (
 )
 from dtprof.analysis.steps.step_boundaries import NUMBERED, RULES, RankSteps, find_steps
 from dtprof.analysis.steps.throughput import RankConsumption, find_consumption
+from dtprof.columns import median
 from dtprof.intervals import Column
 from dtprof.job.clock_alignment import Clocks, collect_marks, find_measured, join_marks
 from dtprof.job.collective_matching import match_operations
+from dtprof.job.device_timeline import place_on_device
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_ranks
 from dtprof.job.rank_executor import Executor, map_tasks
@@ -79,6 +81,7 @@ class _Joined:
     labelled: LabelledOperations = field(default_factory=LabelledOperations)
     steps: list[OfRange[RankSteps]] = field(default_factory=list)
     pipeline: OfRange[RankPipeline] | None = None
+    leads: list[int] = field(default_factory=list)  # of the host before its device: the median of each range
     may_be_stage: bool = False
     place: OfRange[tuple[InferredStage, RankPipeline]] | None = None
     no_place: str = ""
@@ -90,23 +93,24 @@ class _Joined:
 def survey_by_ranges(task: RangedSurveyTask) -> RangedSurvey | None:
     """Survey one rank; None where its log cannot be read by ranges of steps."""
     index = task.index or task.records.index_steps(task.rank, held=events.CONSUMED, samples=JUDGED)
-    if index is None or index.times_a_device or index.counts.max(initial=0) > MAX_OF_STEP:
+    if index is None or index.counts.max(initial=0) > MAX_OF_STEP:
         return None
     joined = _Joined()
     tables = None
     for first, last in cut_steps(index.counts, ROWS_AT_ONCE):
         tables = task.records.load_steps(task.rank, index.of(first, last, with_held=True))
-        aligned = task.clocks.align(tables)
+        aligned = task.clocks.align(place_on_device(tables, index.device_error_ns))
         if not _take(joined, aligned, index, several_clocks=task.several_clocks):
             return None
     assert tables is not None
     assert joined.facts is not None
+    facts = replace(joined.facts, host_lead_ns=int(median(joined.leads)) if joined.leads else None)
     found = _join_all_steps(joined.steps)
     pipeline = joined.pipeline.found if joined.pipeline is not None else None
     return RangedSurvey(
         index=replace(index, held=index.held[:0], samples=index.samples[:0]),
         boot_id=tables.boot_id,
-        facts=replace(joined.facts, model_share=find_share(tables, joined.labelled, pipeline)),
+        facts=replace(facts, model_share=find_share(tables, joined.labelled, pipeline)),
         steps=found,
         pipeline=pipeline,
         may_be_stage=pipeline is None and joined.may_be_stage,
@@ -169,12 +173,15 @@ def _take(joined: _Joined, tables: RankTables, index: StepIndex, *, several_cloc
         operations=_own(tables, tables.operations),
         spans=_own(tables, tables.spans),
         samples=_own(tables, tables.samples),
+        device_intervals=_own(tables, tables.device_intervals),
     )
     sound = batch_ranks([own])
     operations, spans = sound.operations.table, sound.spans.table
     unsound = len(own.operations) + len(own.spans) - len(operations) - len(spans)
     facts = state_facts(own, share=ModelShare(), unsound=unsound)
     joined.facts = facts if joined.facts is None else join_facts(joined.facts, facts)
+    if facts.host_lead_ns is not None:
+        joined.leads.append(facts.host_lead_ns)
     joined.labelled.add(list_labelled(own, operations))
     if several_clocks:
         (matched,) = match_operations(sound)

@@ -23,13 +23,22 @@ CAUGHT_UP_NS = 50_000
 """A mark that the device reached so soon after the host made it found an empty stream; a launch takes 5 to 20 us."""
 
 
-def place_on_device(tables: RankTables) -> RankTables:
-    """Return the records of a rank on the time of its device; as they are where no device was followed."""
+def place_on_device(tables: RankTables, error_ns: int | None = None) -> RankTables:
+    """Return the records of a rank on the time of its device; as they are where no device was followed, or placed.
+
+    Parameters:
+        error_ns: of times of the device, where these are records of a stretch; None: the median over all intervals.
+    """
+    if tables.device_error_ns is not None:
+        return tables
     intervals = tables.device_intervals
     if len(intervals):  # of most runs there are none: each call of numpy counts where a thousand ranks are read
         intervals = select(intervals, intervals["end_ns"] != UNKNOWN_NS)
     if not len(intervals):
-        return tables
+        if error_ns is None:
+            return tables
+        # A stretch of a followed rank of which its device passed through nothing.
+        return replace(tables, spans=tables.spans[:0], device_error_ns=error_ns)
     kind = intervals["kind"]
     phases = select(intervals, kind == codes.DEVICE_PHASE)
     computes = is_any(intervals["stream"], distinct(phases["stream"]).tolist())
@@ -45,7 +54,8 @@ def place_on_device(tables: RankTables) -> RankTables:
     spans = _place_spans(tables, phases)
     marks = _list_marks(select(intervals, computes))
     _place_unmarked(operations, marks)
-    error_ns = int(median(intervals["error_ns"]))
+    if error_ns is None:
+        error_ns = int(median(intervals["error_ns"]))
     bound = _find_host_bound(marks, error_ns)
     ops = tables.ops
     if len(bound) and len(spans):
@@ -277,4 +287,7 @@ def _as_spans(stretches: Intervals, *, op: int, like: Array) -> Array:
     spans = np.zeros(len(stretches), SPAN)
     spans["op"], spans["state"], spans["thread"], spans["stage"] = op, codes.DONE, threads[np.argmax(counts)], -1
     spans["begin_ns"], spans["end_ns"] = stretches.T
+    order = np.argsort(like["begin_ns"], kind="stable")
+    before = np.searchsorted(like["begin_ns"][order], spans["begin_ns"], "right") - 1
+    spans["step"] = like["step"][order[np.maximum(before, 0)]]
     return spans

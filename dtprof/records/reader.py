@@ -126,7 +126,7 @@ class Run:
             samples: names of other samples to keep.
 
         Returns:
-            None where the steps of its records are not numbered alike throughout.
+            None where it cannot be read by steps: records are not numbered alike throughout, or some carry no step.
 
         Raises:
             NewerFormatError: a segment was written by a newer dtprof.

@@ -38,10 +38,10 @@ class DeviceRank(RankBuilder):
             self.device_interval("wait", name, wait[0] * MS, wait[1] * MS, host=(host * MS, host * MS), seq=seq)
 
 
-def rank_of_a_device_bound_job(rank: int, late: int, wait_from: int) -> DeviceRank:
-    """Four steps of forward, backward with an all_reduce beside it and a reduce_scatter within it, and optimizer."""
+def rank_of_a_device_bound_job(rank: int, late: int, wait_from: int, steps: int = 4) -> DeviceRank:
+    """Steps of forward, backward with an all_reduce beside it and a reduce_scatter within it, and optimizer."""
     built = DeviceRank(rank, world_size=2)
-    for step in range(4):
+    for step in range(steps):
         at, host = 1000 * step + 500, 10 * step
         built.phase("forward", at, at + 300, host, host + 1)
         built.phase("backward", at + 300, at + 800, host + 1, host + 6)

@@ -15,6 +15,7 @@ from dtprof.analysis.whatif.prediction import Replayable
 from dtprof.analysis.whatif.run_graph import read_graph
 from dtprof.records.reader import Run, open_run
 from tests import builders
+from tests.analysis.test_device_figures import rank_of_a_device_bound_job
 from tests.analysis.test_inferred_stages import GPIPE, ONE_F_ONE_B, Action, build
 from tests.golden.commands import unpack
 from tests.monitor.test_live_run import MS, STEP, two_ranks
@@ -121,9 +122,35 @@ def test_pipeline_written_by_hand_is_inferred_from_ranges(
     assert pipeline.inferred
 
 
+def without_leads(unlike: dict[str, Any]) -> list[Any]:
+    """Return both sides without how far hosts are ahead of devices, which by ranges is a median of medians."""
+    assert set(unlike) <= {"device", "ranks"}
+    ranks = [[dataclasses.replace(rank, host_lead_ns=0) for rank in side] for side in unlike.get("ranks", ())]
+    devices = [dataclasses.replace(side, host_lead_ns=0) for side in unlike.get("device", ())]
+    return [both for both in (ranks, devices) if both]
+
+
+@pytest.mark.parametrize("stored", ["", "runs/nccl-ddp"], ids=["built", "recorded"])
+def test_times_of_a_device_by_ranges_are_those_of_the_whole_run(
+    stored: str, tmp_path: Path, tiny: list[tuple[int, int]]
+) -> None:
+    if stored:
+        unpack(stored, tmp_path)
+        run = next(tmp_path.rglob("run.json")).parent
+    else:
+        ranks = [rank_of_a_device_bound_job(0, 0, 600, steps=60), rank_of_a_device_bound_job(1, 60, 580, steps=60)]
+        run = builders.write_run(tmp_path / "run", ranks)
+    for found, whole in without_leads(differences(run, tiny)):
+        assert found == whole
+    assert len(tiny) >= 3
+
+
 def test_run_that_counts_no_steps_is_read_whole(tmp_path: Path, tiny: list[tuple[int, int]]) -> None:
-    unpack("runs/nccl-ddp", tmp_path)
-    run = next(tmp_path.rglob("run.json")).parent
+    ranks = [builders.RankBuilder(number, 2) for number in range(2)]
+    for i in range(200):
+        for rank in ranks:
+            rank.op("all_reduce", i * MS, i * MS + MS // 2)
+    run = builders.write_run(tmp_path / "run", ranks)
     assert differences(run, tiny) == {}
     assert tiny == []
 

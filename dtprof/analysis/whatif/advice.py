@@ -36,7 +36,10 @@ RECORDS_OF_LAG, MAX_RECORDS_OF_LAG = 1 << 16, 1 << 17
 MAX_READ_ONCE_MORE = 1_500_000
 """Records up to which a run is read a second time as a whole, in two or three seconds; else its newest are read."""
 MAX_SHARE = 1 / 384
-"""Of the records of a run that may be replayed where that is more: one costs some ten times what it costs to sum up."""
+"""Of the records of a run that may be replayed where that is more: one costs some ten times what it costs to sum up.
+
+No more than RECORDS_OF_LAG, which bounds memory: lines are kept whole.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +192,7 @@ def _choose_steps(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> tu
     if count < MIN_STEPS:
         return f"whatif: a prediction takes {MIN_STEPS} measured steps, the run has {count}"
     events = sum(fact.events for fact in surveys.facts)
-    first, last = choose_middle(
-        used, surveys, most_records=min(max(MAX_RECORDS, MAX_SHARE * events), MAX_RECORDS_OF_LAG)
-    )
+    first, last = choose_middle(used, surveys, most_records=min(max(MAX_RECORDS, MAX_SHARE * events), RECORDS_OF_LAG))
     if last - first + 1 < MIN_STEPS:
         return (
             f"whatif: a step of {len(surveys.facts):,} ranks has {events / max(1, used.count):,.0f} records, too many "

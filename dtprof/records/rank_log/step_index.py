@@ -4,6 +4,7 @@ Part of the reader. Records carry how many steps their rank had ended when they 
 what is bounded by steps is kept: how many records each has, and the records that are needed beyond their own step.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ class StepIndex:
     samples: Array  # of the other wanted names, in a table (tables.SAMPLE)
     headers: tuple[dict[str, Any], ...]
     problems: tuple[str, ...]
-    times_a_device: bool  # some records are of a device's timeline
+    device_error_ns: int | None  # of the times of a device, median over all intervals; None without any
 
     def of(self, first: int, last: int, *, with_held: bool = False) -> StepRange:
         """Return where the records of some steps lie; `first` and `last` as recorded.
@@ -102,7 +103,9 @@ class StepIndex:
 def index_log(
     files: Sequence[Path], *, ops: Sequence[str], held: Collection[str], samples: Collection[str]
 ) -> StepIndex | None:
-    """Index a log; None where steps are not numbered alike throughout.
+    """Index a log; None where it cannot be read by steps.
+
+    Steps may not be numbered alike throughout, or NCCL's own durations were recorded, which carry no step.
 
     Parameters:
         files: the segments of a rank, in order.
@@ -142,7 +145,7 @@ def index_log(
         samples=indexer.samples.joined()[2],
         headers=tuple(headers),
         problems=tuple(problems),
-        times_a_device=indexer.times_a_device,
+        device_error_ns=indexer.find_device_error(),
     )
 
 
@@ -172,7 +175,7 @@ class _Indexer:
         self.samples = Records()
         self.mark = _NOTHING
         self.offsets: set[int] = set()
-        self.times_a_device = False
+        self._device_errors = Counter[int]()  # intervals by error of their times
         self._is_mark = ids_named(ops, (events.STEP,))
         self._is_held = ids_named(ops, held)
         self._is_wanted = ids_named(ops, samples)
@@ -189,7 +192,14 @@ class _Indexer:
         counts = np.bincount(step)
         self.counts = _grown(self.counts, len(counts), 0)
         self.counts[: len(counts)] += counts
-        self.times_a_device |= bool((kind >= _FIRST_DEVICE_KIND).any())
+        is_of_device = kind >= _FIRST_DEVICE_KIND
+        if is_of_device.any():
+            if (kind == schema.KIND["device_time"]).any():
+                return None
+            errors, numbers = np.unique(
+                rows["tag"][is_of_device & (rows["state"] == schema.STATE["done"])], return_counts=True
+            )
+            self._device_errors.update(dict(zip(errors.tolist(), numbers.tolist(), strict=True)))
         issued = rows["issued_ns"].astype(np.int64)
         self.begins = _grown(self.begins, len(counts), _FAR)
         np.minimum.at(self.begins, step, issued)
@@ -197,7 +207,8 @@ class _Indexer:
         self.held.append(select(rows, is_sample & self._is_held[rows["op"]]))
         self.samples.take(select(rows, is_sample & self._is_wanted[rows["op"]]))
         self._take_marks(select(rows, (kind == _SPAN) & self._is_mark[rows["op"]]))
-        lasting = select(rows, ~is_sample & (_end_of(rows) > issued))
+        # What a device does lies on another clock, which hosts may be many steps ahead of.
+        lasting = select(rows, ~is_sample & ~is_of_device & (_end_of(rows) > issued))
         self._reaching = self._still_reaching(join([self._reaching, lasting]))
         return int(step.min()), int(step.max())
 
@@ -224,6 +235,16 @@ class _Indexer:
         # Steps that are not here yet begin after the newest one that is.
         reaches[~known] = _end_of(select(rows, ~known)) > newest
         return select(rows, reaches)
+
+    def find_device_error(self) -> int | None:
+        """Return the median error of the times of a device; None without any."""
+        if not self._device_errors:
+            return None
+        errors = sorted(self._device_errors)
+        ends = np.cumsum([self._device_errors[error] for error in errors])
+        last = int(ends[-1]) - 1
+        low, high = (errors[int(np.searchsorted(ends, at, "right"))] for at in (last // 2, (last + 1) // 2))
+        return int((low + high) / 2)
 
     def list_reaching(self) -> Array:
         """Return the records that last beyond the steps around their own."""
