@@ -347,6 +347,15 @@ class UnevenInput:
     explained: float  # share of the variance of work between the ranks of a step
     gain_ns_per_step: int  # at least, with batches of equal size; of many ranks and steps more, as bins even it out
 
+    @property
+    def words(self) -> str:
+        """Say how unequal it is, and what batches of equal size gain."""
+        return (
+            f"the rank with most {self.quantity} of a step has {self.largest_over_mean:.2f}x the mean of "
+            f"{self.mean_per_step:,.0f}, which explains {format_fraction(self.explained, 0)} of the differences in the "
+            f"work of ranks: with equal {self.quantity} a step takes {format_ns(self.gain_ns_per_step)} less"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedReductions:
@@ -358,6 +367,16 @@ class RepeatedReductions:
     exposed_ns_per_step: int  # in which they block a rank
     gain_ns_per_step: int  # of this, all but the last of these reductions
     line: CallLine | None = None  # of the backward pass that costs most; None: not known
+
+    @property
+    def words(self) -> str:
+        """Say how often gradients are reduced a step, and what to do about it."""
+        where = f"; {self.line.words}" if self.line else ""
+        return (
+            f"DDP reduces each gradient {self.reductions_per_step} times a step over {axis_words(self.axis)}, once a "
+            f"backward pass, and blocks the program for {format_ns(self.exposed_ns_per_step)}: no_sync() around all "
+            f"backward passes but the last leaves one{where}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
     fastest = max(arriving, key=lambda row: row.busbw_gb_per_s or 0)
     return Drawing(
         plot=figure,
-        sentence=f"{len(known)} kinds of operations; the fastest is {fastest.op} of "
+        sentence=f"{plural(len(known), 'operation')} by group and api; the fastest is {fastest.op} of "
         f"{format_bytes(fastest.bytes or 0)} with {format_number(fastest.busbw_gb_per_s or 0, 2)} GB/s. "
         "A larger mark is more time in flight. "
         "Small messages are slow on every link: latency rules there."

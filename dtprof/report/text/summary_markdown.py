@@ -110,11 +110,14 @@ def _notes(summary: Summary) -> str:
     costliest = describe_costliest_line(summary)
     if costliest:
         lines.append(f"- call site: {as_code(costliest)}")
+    lines += [f"- gradients: {as_code(row.words)}" for row in summary.repeated_reductions[:1]]
     for straggler in summary.stragglers[:3]:
         cause = f": {as_code(straggler.cause)}" if straggler.cause else ""
         cause += f"; sampled {as_code(straggler.sampled.words)}" if straggler.sampled else ""
         cost = f", {waiting_words(straggler, summary.world_size)}" if straggler.blame_ns_per_step else ""
         lines.append(f"- straggler: **rank {straggler.rank}**{cost}{cause}")
+    if summary.uneven_input is not None:
+        lines.append(f"- input: {summary.uneven_input.words}")
     peaks = [(rank.peak_bytes, rank.rank) for rank in summary.ranks if rank.peak_bytes is not None]
     if peaks:
         lines.append(f"- peak memory: {format_bytes(max(peaks)[0])} on rank {max(peaks)[1]}")

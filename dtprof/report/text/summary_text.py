@@ -20,12 +20,10 @@ from dtprof.analysis.results import (
     PipelineResult,
     RankResult,
     Recovery,
-    RepeatedReductions,
     SmallMessages,
     StragglerResult,
     Summary,
     Throughput,
-    UnevenInput,
 )
 from dtprof.analysis.steps.throughput import describe_mean_rate
 from dtprof.formatting import (
@@ -81,11 +79,11 @@ def summary_text(summary: Summary) -> str:
         *_call_site_lines(summary),
         *_pipeline_lines(summary.pipeline),
         *_small_message_lines(summary.small_messages),
-        *_repeated_lines(summary.repeated_reductions),
+        *(line for row in summary.repeated_reductions[:1] for line in labelled("gradients", row.words)),
         *_serialised_lines(summary),
         *_exchange_lines(summary),
         *_straggler_lines(summary),
-        *_input_lines(summary.uneven_input),
+        *(labelled("input", summary.uneven_input.words) if summary.uneven_input else ()),
         *_path_lines(summary),
         *memory_lines(summary),
     ]
@@ -345,18 +343,6 @@ def _straggler_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _input_lines(found: UnevenInput | None) -> list[str]:
-    """Return how unequal the input of the ranks is, and what batches of equal size gain."""
-    if found is None:
-        return []
-    text = (
-        f"the rank with most {found.quantity} of a step has {found.largest_over_mean:.2f}x the mean of "
-        f"{found.mean_per_step:,.0f}, which explains {format_fraction(found.explained, 0)} of the differences in the "
-        f"work of ranks: with equal {found.quantity} a step takes {format_ns(found.gain_ns_per_step)} less"
-    )
-    return labelled("input", text)
-
-
 def _straggler(straggler: StragglerResult, world_size: int) -> str:
     cost = f", {waiting_words(straggler, world_size)}" if straggler.blame_ns_per_step is not None else ""
     slowdown = f", slowdown {straggler.slowdown:.2f}x" if straggler.slowdown else ""
@@ -433,19 +419,6 @@ def _joined(row: SmallMessages) -> str:
 def _issued_together(api: str | None) -> str:
     """Return what to change: in the program where that issues the operations, else in the package that does."""
     return "issued together (async_op, coalesced)" if api is None or api in CALLS else f"{api} issued them together"
-
-
-def _repeated_lines(rows: Sequence[RepeatedReductions]) -> list[str]:
-    """Return how often gradients are reduced a step, and what to do about it."""
-    if not rows:
-        return []
-    worst = rows[0]
-    text = (
-        f"DDP reduces each gradient {worst.reductions_per_step} times a step over {axis_words(worst.axis)}, once a "
-        f"backward pass, and blocks the program for {format_ns(worst.exposed_ns_per_step)}: no_sync() around all "
-        "backward passes but the last leaves one"
-    )
-    return labelled("gradients", text + _issued_at(worst.line))
 
 
 def _serialised_lines(summary: Summary) -> list[str]:
