@@ -188,13 +188,36 @@ def find_way_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation
     if not known:
         return None
     made = job.ranks[max(known, key=lambda rank: len(known[rank]))]
-    ways = find_ways_past(job, (made, waiting[made.rank]), gone, after=operation_before(made, waiting[made.rank]))
+    after = operation_before(made, waiting[made.rank])
+    ways = find_ways_past(job, (made, waiting[made.rank]), gone, after=after)
     ending = [site for site, word in ways if word == ENDING]
     if not ending:
-        places = [*filter(None, map(job.place_in_source, known[made.rank]))]
-        is_counted = all(first in place.fixed_loops for place in places for first, _ in place.loops)
-        ending = [site for site, word in ways if word.split()[0] in ("break", "return")] if is_counted else []
+        begins_step = _begins_step(made, after)
+        ending = [
+            site
+            for site, word in ways
+            if word.split()[0] in ("break", "return")
+            and _are_rounds_counted(job, known[made.rank], site, begins_step=begins_step)
+        ]
     return ending[0] if len(ending) == 1 else None
+
+
+def _are_rounds_counted(job: JobState, frames: tuple[Site, ...], way: Site, *, begins_step: bool) -> bool:
+    """Say whether the source counts the rounds of all loops around a call, or of those that a way past it is in.
+
+    Before the first call of a step no loop within it had come to its end early.
+    """
+    is_around = not begins_step
+    for frame in frames:  # the innermost first
+        if PurePath(frame.file).parent != PurePath(frames[0].file).parent:
+            break  # what starts the program
+        place = job.place_in_source(frame)
+        loops = place.loops if place is not None and is_around else ()
+        if place is not None and not is_around and _is_same_function(frame, way):
+            loops, is_around = _loops_of(place, way.line), True
+        if place is not None and any(first not in place.fixed_loops for first, _ in loops):
+            return False
+    return True
 
 
 def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> list[Site]:
@@ -218,7 +241,11 @@ def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Op
         leaving = [(line, word) for line, word in place.ways_past if word in _LEAVING_LOOPS and line not in steady]
         if any(word == ENDING or _loops_of(place, line) for line, word in leaving):
             return []
-        ways = [line for line, word in _ways(place, frame, set(), None) if line not in steady and word != AGAIN]
+        ways = [
+            line
+            for line, word in _ways(place, frame, set(), None, begins_step=False)
+            if line not in steady and word != AGAIN
+        ]
         around = {*place.loops} if found else {loop for line in ways for loop in _loops_of(place, line)}
         found += (Site(file=frame.file, line=line, function=frame.function) for line in ways)
         if not took_all and any(first not in place.fixed_loops for first, _ in around):
@@ -242,14 +269,15 @@ def _find_all_ways(
 ) -> list[tuple[Site, str]]:
     now = by.first_blocking
     a, b, common = align_frames(made, (by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
+    begins_step = _begins_step(made[0], after)
     if common is not None:
-        return _ways_from(job, a, common, b[common], after, begins_step=_begins_step(made[0], after))
+        return _ways_from(job, a, common, b[common], after, begins_step=begins_step)
     # Where they part is not known: it may be in any function whose loop goes round, the innermost first.
     for at in range(len(a) - 1, -1, -1):
         place = job.place_in_source(a[at])
         if PurePath(a[at].file).parent != PurePath(a[-1].file).parent:
             break
-        if place is not None and place.loops and (ways := _ways_from(job, a, at, None, after)):
+        if place is not None and place.loops and (ways := _ways_from(job, a, at, None, after, begins_step=begins_step)):
             return ways
     return []
 
@@ -261,7 +289,7 @@ def _ways_from(
     now: Site | None,
     after: Operation | None,
     *,
-    begins_step: bool = False,
+    begins_step: bool,
 ) -> list[tuple[Site, str]]:
     """Return the ways past a call in the frames from one on, given where the other rank is in the function of that."""
     there = job.place_in_source(now)
@@ -272,9 +300,11 @@ def _ways_from(
         if place is None:
             return []
         left = _left_loops(place, now.line) if at == 0 and now is not None else []
-        own = _ways(place, frame, met if at == 0 else set(), after)
+        if begins_step:  # no loop of a step had begun, as one over the parameters of a model
+            left = [loop for loop in left if loop == place.loops[-1]]
+        own = _ways(place, frame, met if at == 0 else set(), after, begins_step=begins_step)
         if left and not (own and _is_before(after, frame, left)):
-            own = _ways_out(place, left, begins_step=begins_step)
+            own = _ways_out(place, left)
         for line, word in own:
             found[Site(file=frame.file, line=line, function=frame.function)] = word
     return [*found.items()]
@@ -292,14 +322,10 @@ def _left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
     return [(first, last) for first, last in place.loops if not first <= line <= last]
 
 
-def _ways_out(place: SourcePlace, left: list[tuple[int, int]], *, begins_step: bool) -> list[tuple[int, str]]:
-    """Return the ways out of loops before others, whose rounds a `continue` may have made fewer.
-
-    Before the first call of a step no inner loop had come to its end early, as one over the parameters of a model.
-    """
+def _ways_out(place: SourcePlace, left: list[tuple[int, int]]) -> list[tuple[int, str]]:
+    """Return the ways out of loops before others, whose rounds a `continue` may have made fewer."""
     inside = [(line, word) for line, word in place.ways_past if any(first <= line <= last for first, last in left)]
-    ends = left[-1:] if begins_step else left
-    return inside + [(first, "loop") for first, _ in ends if first not in place.fixed_loops]
+    return inside + [(first, "loop") for first, _ in left if first not in place.fixed_loops]
 
 
 def _begins_step(rank: RankState, after: Operation | None) -> bool:
@@ -311,8 +337,13 @@ def _begins_step(rank: RankState, after: Operation | None) -> bool:
     return step is not None and after.step is not None and step > after.step
 
 
-def _ways(place: SourcePlace, frame: Site, met: set[int], after: Operation | None) -> list[tuple[int, str]]:
-    """Return the ways past a line, of those that come after the operation before it."""
+def _ways(
+    place: SourcePlace, frame: Site, met: set[int], after: Operation | None, *, begins_step: bool
+) -> list[tuple[int, str]]:
+    """Return the ways past a line, of those that come after the operation before it.
+
+    Of the first call of a step what this function calls may have made the last one, in the round before.
+    """
     site = after.site if after is not None else None
     is_here = site is not None and (site.file, site.function) == (frame.file, frame.function)
     begin = site.line if site is not None and is_here else 0
@@ -321,7 +352,7 @@ def _ways(place: SourcePlace, frame: Site, met: set[int], after: Operation | Non
         (line, f"{word}{_ON_A_COUNTER}" if line in place.counted else word)
         for line, word in (*place.ways_past, *conditions)
     ]
-    is_later_round = begin >= frame.line
+    is_later_round = begin >= frame.line or (begins_step and not is_here)
     # A handler stands after what it leads past.
     return [
         (line, word)

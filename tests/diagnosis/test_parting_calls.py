@@ -166,6 +166,23 @@ def test_the_one_way_out_is_the_line_of_a_rank_that_exited(
     assert ("may have left" in " ".join(finding.evidence)) == (line != 20)
 
 
+@pytest.mark.parametrize(("steps", "line"), [((0, 1, 2), 9), ((0, 0, 0), 10)])
+def test_a_return_behind_the_call_of_a_step_is_a_way_out_before_the_next(steps: tuple[int, ...], line: int) -> None:
+    """Line 10 averages parameters, in a loop of a function that main calls at 8, and leaves at 9."""
+    ranks = [RankBuilder(rank, 3, closed=rank == 1) for rank in range(3)]
+    for rank in ranks:
+        site = rank.site("all_reduce", line=10, function="average")
+        for number, step in enumerate(steps[: 2 if rank.rank == 1 else 3]):
+            end = None if number == 2 else number * STEP + 9
+            rank.op("all_reduce", number * STEP, end, site=site, nbytes=64, step=step)
+    stacks = {rank: frames(("average", 10), ("main", 8)) for rank in (0, 2)}
+    main = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP, fixed_loops=(5,), ways_past=((9, "return"),))
+    places = source(loops=((10, 11),)) | {8: main}
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, at: places.get(at))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.culprit_call_sites[1].line) == ("rank-exited", (1,), line)
+
+
 @pytest.mark.parametrize(
     ("of_main", "of_average", "line"),
     [
@@ -218,12 +235,15 @@ def test_a_round_left_out_is_a_skip_though_the_others_catch_what_its_lack_raises
     assert finding.culprit_call_sites[1].line == (7 if way == "except" else 8)
 
 
-@pytest.mark.parametrize(("steps", "line"), [((0, 1, 2), 6), ((0, 0, 0), 20)])
-def test_before_the_first_call_of_a_step_no_inner_loop_has_ended_early(steps: tuple[int, ...], line: int) -> None:
-    """Rank 1 is past both loops at line 20, by the `except` at 6 or the end of the inner loop at 7."""
+@pytest.mark.parametrize("now", [20, 14])  # past both loops, or in the outer one
+@pytest.mark.parametrize(("steps", "line"), [((0, 1, 2), 6), ((0, 0, 0), None)])
+def test_before_the_first_call_of_a_step_no_inner_loop_has_ended_early(
+    steps: tuple[int, ...], line: int | None, now: int
+) -> None:
+    """Rank 1 is past the inner loop at least, by the `except` at 6 or the end of that loop, at 7."""
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
-        average, publish = rank.site("all_reduce", line=8), rank.site("broadcast", line=20)
+        average, publish = rank.site("all_reduce", line=8), rank.site("broadcast", line=now)
         for number, step in enumerate(steps[:-1]):
             rank.op("all_reduce", number * STEP, number * STEP + 9, site=average, nbytes=64, step=step)
         is_past = rank.rank == 1
@@ -231,13 +251,14 @@ def test_before_the_first_call_of_a_step_no_inner_loop_has_ended_early(steps: tu
         rank.op(op, 3 * STEP, site=site, nbytes=64, step=steps[-1])
     loops = ((7, 9), (5, 15))
     inside = SourcePlace(in_loop=True, following=frozenset(), loops=loops, fixed_loops=(5,), ways_past=((6, "except"),))
-    places = {8: inside, 20: SourcePlace(in_loop=False, following=frozenset())}
-    stacks = {rank: frames(("main", 8)) for rank in (0, 2)} | {1: frames(("main", 20))}
+    outside = SourcePlace(in_loop=False, following=frozenset())
+    places = {8: inside, 20: outside, 14: replace(outside, in_loop=True, loops=loops[1:])}
+    stacks = {rank: frames(("main", 8)) for rank in (0, 2)} | {1: frames(("main", now))}
     finding = decide(
         build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, at: places.get(at))
     ).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
-    assert finding.culprit_call_sites[1].line == line
+    assert finding.culprit_call_sites[1].line == (line or (7 if now == 14 else 20))
 
 
 def test_a_rank_that_waits_elsewhere_has_not_ended_its_program() -> None:

@@ -374,8 +374,8 @@ def a_message_awaited_under_the_next_tag(rank: int) -> None:
     for step in range(5):
         sending = dist.isend(torch.ones(2), (rank + 1) % 4, tag=step)
         tag = step + 1 if rank == 2 and step == 3 else step
-        receiving = dist.irecv(torch.zeros(2), (rank - 1) % 4, tag=tag)
-        receiving.wait()  # here
+        receiving = dist.irecv(torch.zeros(2), (rank - 1) % 4, tag=tag)  # here
+        receiving.wait()
         sending.wait()
 
 
