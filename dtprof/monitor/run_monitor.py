@@ -10,7 +10,7 @@ from dtprof.analysis.results import StragglerResult, Summary
 from dtprof.analysis.whatif.advice import summarise_advised
 from dtprof.columns import distinct
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch, list_reported
-from dtprof.formatting import format_count, format_ns, list_ranks, plural
+from dtprof.formatting import format_age, format_count, format_ns, list_ranks, plural
 from dtprof.job.stalls import (
     INTERVAL_NS,
     JobProgress,
@@ -25,6 +25,7 @@ from dtprof.monitor.polling_interval import PollingInterval
 from dtprof.monitor.rank_activity import RankActivities, RankActivity
 from dtprof.monitor.step_aggregates import StepAggregates
 from dtprof.records import writer
+from dtprof.records.nodes.node_reader import silent_hosts
 from dtprof.records.run_follower import Growth
 
 MAX_MISMATCH_ALARMS = 2
@@ -155,6 +156,7 @@ class Monitor:
             mismatches=mismatches,
             alarms=(
                 *([describe_damage(self.window.job_problem)] if self.window.job_problem else []),
+                *self._find_silent(ranks, is_over=is_over),
                 *_find_alarms(ranks, self.summary, growths, mismatches, progress, is_over=is_over),
             ),
         )
@@ -162,6 +164,17 @@ class Monitor:
     def close(self) -> None:
         """Close the files."""
         self.window.close()
+
+    def _find_silent(self, ranks: Sequence[RankActivity], *, is_over: bool) -> list[str]:
+        """Name the hosts of which nothing is heard any more."""
+        running = {rank.host for rank in ranks if rank.is_running}
+        if is_over or len(running) < 2:
+            return []
+        quiet_s = silent_hosts(self.run, {rank.host for rank in ranks}, running)
+        return [
+            f"host {host} is silent: nothing was heard of it for {format_age(seconds)} while others were"
+            for host, seconds in sorted(quiet_s.items())
+        ]
 
     def _note_pauses(self, growths: Iterable[Growth]) -> None:
         """Take in when ranks began something."""

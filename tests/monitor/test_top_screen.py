@@ -64,6 +64,24 @@ def test_run_without_records_says_so_and_shows_no_table(tmp_path: Path) -> None:
     ]
 
 
+def test_host_of_which_nothing_is_heard_any_more_is_an_alarm(tmp_path: Path) -> None:
+    ranks = two_ranks(8)
+    for rank, host in zip(ranks, ("a", "b"), strict=True):
+        rank.host = rank.boot_id = f"host-{host}"
+    run = running(ranks, tmp_path / "run")
+    for host, written_s in (("host-a", 1000), ("host-b", 1000 - 9)):
+        file = run / paths.node_folder_name(host) / "samples.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}\n")
+        os.utime(file, (written_s, written_s))
+    monitor = Monitor(run)
+    assert not any("silent" in alarm for alarm in monitor.poll().alarms), "samples come every second or two"
+    os.utime(run / paths.node_folder_name("host-a") / "samples.jsonl", (1012, 1012))
+    alarms = monitor.poll().alarms
+    assert "host host-b is silent: nothing was heard of it for 21 s while others were" in alarms
+    assert any("host-b is silent" in line for line in screen(monitor.poll(), run, width=100))
+
+
 def test_rank_inside_a_collective_is_shown_with_its_line(tmp_path: Path) -> None:
     ranks = two_ranks(8)
     ranks[1].op("all_reduce", 900 * MS, site=ranks[1].site(file="/home/me/train.py", line=42))

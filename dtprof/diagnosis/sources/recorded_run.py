@@ -34,16 +34,20 @@ from dtprof.job.stalls import (
     phase_of,
 )
 from dtprof.job.world_size import newest_attempt, resolve_world_size
-from dtprof.records import paths, reader
-from dtprof.records.nodes.node_reader import last_heard_s, memory_shares, newest_resident, newest_samples
+from dtprof.records import reader
+from dtprof.records.nodes.node_reader import (
+    SILENT_AFTER_S,
+    memory_shares,
+    newest_resident,
+    newest_samples,
+    silent_hosts,
+)
 from dtprof.records.oom_victims import read_oom_victims
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
 NO_SAMPLES = np.zeros(0, np.int64), np.zeros(0)
 MEMORY_SAMPLES = 6
 """Of memory, before the end of a rank: from these its growth is taken."""
-SILENT_AFTER_S = 10.0
-"""After which a host counts as silent: it samples every second, and a launcher sends every other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,15 +211,8 @@ def _memory_use(times: Column, used: npt.NDArray[np.float64], end_ns: int) -> fa
 
 def _find_silent(run: reader.Run, ranks: Sequence[facts.RankState]) -> dict[str, float]:
     """Return the hosts of which nothing was heard any more though other hosts were, and for how long, in seconds."""
-    if len({rank.host for rank in ranks}) < 2:
-        return {}
-    # A host whose ranks have all ended has nothing more to say.
     running = {rank.host for rank in ranks if rank.exit is None and not rank.finished}
-    heard_s = last_heard_s(run.path)
-    places = {rank.host: paths.node_folder_name(rank.host).removeprefix("node-") for rank in ranks}
-    newest_s = max((heard_s[place] for place in places.values() if place in heard_s), default=0.0)
-    quiet_s = {host: newest_s - heard_s[place] for host, place in places.items() if place in heard_s}
-    return {host: quiet for host, quiet in quiet_s.items() if host in running and quiet >= SILENT_AFTER_S}
+    return silent_hosts(run.path, {rank.host for rank in ranks}, running)
 
 
 def _find_stop(

@@ -1,7 +1,7 @@
 """Read the samples of the nodes of a run: tables with a column for each value, NaN where it is not known."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.records import paths
 from dtprof.records.nodes import node_samples
 from dtprof.records.nodes.node_samples import SampleField
 
@@ -18,6 +19,8 @@ NEWEST_BYTES = 1 << 19
 MAX_LINE_BYTES = 1 << 20
 FEW_BYTES = 1 << 10
 """A file with fewer bytes per requested line is read whole."""
+SILENT_AFTER_S = 10.0
+"""After which a host counts as silent: it samples every second, and a launcher sends every other."""
 
 
 def table_type(fields: Sequence[SampleField]) -> np.dtype[np.void]:
@@ -123,6 +126,22 @@ def last_heard_s(run: Path) -> dict[str, float]:
         with suppress(OSError):
             heard[file.parent.name.removeprefix("node-")] = file.stat().st_mtime
     return heard
+
+
+def silent_hosts(run: Path, hosts: Collection[str], running: Container[str]) -> dict[str, float]:
+    """Return of the hosts of a run those of which nothing is heard though others are, and for how long, in seconds.
+
+    Parameters:
+        hosts: all hosts with ranks.
+        running: those whose ranks have not all ended: the others have nothing more to say.
+    """
+    if len(hosts) < 2:
+        return {}
+    heard_s = last_heard_s(run)
+    places = {host: paths.node_folder_name(host).removeprefix("node-") for host in hosts}
+    newest_s = max((heard_s[place] for place in places.values() if place in heard_s), default=0.0)
+    quiet_s = {host: newest_s - heard_s[place] for host, place in places.items() if place in heard_s}
+    return {host: quiet for host, quiet in quiet_s.items() if host in running and quiet >= SILENT_AFTER_S}
 
 
 def rate(table: Table, name: str) -> npt.NDArray[np.float64]:
