@@ -680,7 +680,7 @@ class Summary:
     exchanges: tuple[ExchangeBalance, ...] = ()  # of groups whose splits are uneven, the most uneven first
     pipeline: PipelineResult | None = None
     stragglers: tuple[StragglerResult, ...]
-    uneven_input: UnevenInput | None = None  # None: even, or work does not follow it
+    uneven_input: tuple[UnevenInput, ...] = ()  # by quantity; empty: even, or work does not follow it
     timeline: Timeline | None
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled
     gpus: tuple[GpuUse, ...] = ()  # empty where no rank computes on a device, or none was sampled

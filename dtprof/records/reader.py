@@ -152,7 +152,7 @@ class Run:
     def longest_log(self) -> int:
         """Return at most how many events the newest attempt of any rank holds."""
         newest = (folders[-1][1] for folders in self.folders.values())
-        return max((count_at_most(paths.segment_files(folder)) for folder in newest), default=0)
+        return max(map(_count_here, newest), default=0)
 
     def _load_newest_steps(self, rank: int, of_all: int) -> tuple[RankTables, bool]:
         """Read the newest operations of a rank; say whether there are older ones."""
@@ -213,7 +213,7 @@ class Run:
     def count_events(self) -> int:
         """Return at most how many events the newest attempts of all ranks hold."""
         attempts = (path for folders in self.folders.values() for _, path in folders[-1:])
-        return sum(count_at_most(paths.segment_files(folder)) for folder in attempts)
+        return sum(map(_count_here, attempts))
 
     def kept(self, processes: int = 1) -> "Run":
         """Return the run as one that keeps the ranks it has read, as far as there is room for all processes."""
@@ -223,6 +223,14 @@ class Run:
         """Read the last attempt of every rank, one after the other."""
         for rank in self.ranks:
             yield self.load(rank)
+
+
+def _count_here(folder: Path) -> int:
+    """Return at most how many events a rank folder holds; none where it is not here, or not yet: workers fetch it."""
+    try:
+        return count_at_most(paths.segment_files(folder))
+    except OSError:
+        return 0
 
 
 def open_run(path: Path) -> Run:

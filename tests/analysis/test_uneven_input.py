@@ -36,14 +36,13 @@ def train(work_ms: np.ndarray[tuple[int, int], np.dtype[np.float64]], *, tokens:
 
 
 def found(run: MemoryRun) -> UnevenInput | None:
-    return summarise(run).uneven_input
+    return next(iter(summarise(run).uneven_input), None)
 
 
 def test_batches_of_equal_size_gain_what_the_largest_is_above_the_mean() -> None:
     # A sample takes 1 ms: the step is as long as its largest batch, and would be as long as the mean one.
     summary = summarise(train(SAMPLES.astype(np.float64)))
-    uneven = summary.uneven_input
-    assert uneven is not None
+    (uneven,) = summary.uneven_input
     first, last = summary.steps.used or (0, 0)
     measured = SAMPLES[first - 1 : last]
     beyond = measured.max(axis=1) - measured.mean(axis=1)

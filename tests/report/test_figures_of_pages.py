@@ -225,7 +225,7 @@ def test_a_send_that_was_only_handed_over_is_not_the_fastest_unless_there_is_not
     sent = replace(reduced, op="send", bytes=2**20, busbw_gb_per_s=211.4)
     handed_over = "A send is over once its message is handed over"
     both = draw("bandwidth", Source(summary=replace(summary, collectives=(reduced, sent)))).sentence
-    assert "2 kinds of operations; the fastest is all_reduce of 25.0\u00a0MiB with 3.90 GB/s." in both
+    assert "2 operations by group and api; the fastest is all_reduce of 25.0\u00a0MiB with 3.90 GB/s." in both
     assert handed_over in both
     alone = draw("bandwidth", Source(summary=replace(summary, collectives=(sent,)))).sentence
     assert "the fastest is send of 1.00\u00a0MiB" in alone

@@ -35,8 +35,8 @@ def find_uneven_input(
     *,
     width: int,
     step_ns: int | None,
-) -> UnevenInput | None:
-    """Return how input and work of the ranks differ; None where they do not, or not together.
+) -> tuple[UnevenInput, ...]:
+    """Return how input and work of the ranks differ; nothing where they do not, or not together.
 
     Parameters:
         steps, consumed: by rank.
@@ -46,7 +46,7 @@ def find_uneven_input(
     """
     known = [own for own in waits if own is not None and own.rank in consumed and own.rank in steps]
     if len(known) < 2 or not used.known or not step_ns:
-        return None
+        return ()
     num_bins = min(len(own.steps) for own in known)
     numbers = np.arange(used.first, used.first + num_bins * width)
     whole = np.all([own.steps[:num_bins] == width for own in known], axis=0)
@@ -59,8 +59,8 @@ def find_uneven_input(
             continue
         found = _compare(work, given, quantity, width)
         if found is not None and found.gain_ns_per_step >= MIN_SHARE * step_ns:
-            return found
-    return None
+            return (found,)
+    return ()
 
 
 def _compare(work: Floats, given: Floats, quantity: str, width: int) -> UnevenInput | None:

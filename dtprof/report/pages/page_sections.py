@@ -241,10 +241,9 @@ def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:
     """List the ranks that others wait for."""
     summary = source.summary
     rows = summary.stragglers
-    uneven = summary.uneven_input
-    beside = element("p", f"Unequal input: {uneven.words}.", class_="label") if uneven is not None else ""
+    beside = [element("p", f"Unequal input: {row.words}.", class_="label") for row in summary.uneven_input]
     if not rows:
-        return element("div", render_nothing(_explain_no_straggler(summary)), beside)
+        return element("div", render_nothing(_explain_no_straggler(summary)), *beside)
     columns = [
         number_column("rank", "rank", [row.rank for row in rows], _as_count),
         number_column("arrives_last", "to blame in", [row.last_share for row in rows], format_share),
@@ -254,7 +253,7 @@ def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:
     if len(rows) > 1:
         together = [row.slowdown_together for row in rows]
         columns.append(number_column("together", "with those above", together, lambda x: f"{x:.2f}\u00d7"))
-    return element("div", render_table(columns, caption=panel.title, definitions=panel.definitions), beside)
+    return element("div", render_table(columns, caption=panel.title, definitions=panel.definitions), *beside)
 
 
 def _explain_no_straggler(summary: Summary) -> Nothing:

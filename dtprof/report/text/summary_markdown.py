@@ -116,8 +116,7 @@ def _notes(summary: Summary) -> str:
         cause += f"; sampled {as_code(straggler.sampled.words)}" if straggler.sampled else ""
         cost = f", {waiting_words(straggler, summary.world_size)}" if straggler.blame_ns_per_step else ""
         lines.append(f"- straggler: **rank {straggler.rank}**{cost}{cause}")
-    if summary.uneven_input is not None:
-        lines.append(f"- input: {summary.uneven_input.words}")
+    lines += [f"- input: {row.words}" for row in summary.uneven_input]
     peaks = [(rank.peak_bytes, rank.rank) for rank in summary.ranks if rank.peak_bytes is not None]
     if peaks:
         lines.append(f"- peak memory: {format_bytes(max(peaks)[0])} on rank {max(peaks)[1]}")

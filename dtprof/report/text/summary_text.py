@@ -83,7 +83,7 @@ def summary_text(summary: Summary) -> str:
         *_serialised_lines(summary),
         *_exchange_lines(summary),
         *_straggler_lines(summary),
-        *(labelled("input", summary.uneven_input.words) if summary.uneven_input else ()),
+        *(line for row in summary.uneven_input for line in labelled("input", row.words)),
         *_path_lines(summary),
         *memory_lines(summary),
     ]
