@@ -17,6 +17,7 @@ from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.groups import GroupId
+from dtprof.records.tables import Array
 
 MAX_MESSAGES = 100_000
 """In a job: more are not replayed."""
@@ -64,26 +65,36 @@ def find_buffered_sends(case: Case) -> Iterator[Finding]:
 
 def _list_messages(job: JobState) -> dict[int, list[_Message]]:
     """Return the messages of each rank in program order; none where not all are known."""
-    found: dict[int, list[_Message]] = {}
     count = 0
     for rank in job.ranks.values():
         count += sum(map(len, rank.messages.values()))
         has_any_source = any(channel.peer < 0 for channel in rank.channels)
         if count > MAX_MESSAGES or has_any_source or not rank.complete or rank.first_row or not rank.sees_program:
             return {}
-        found[rank.rank] = _messages_of(rank)
-    return found if any(message.sends and message.blocks for own in found.values() for message in own) else {}
+    # As a rule a framework sends, or no send blocks: then no message is worth a look.
+    if not any(_has_blocking_send(rank) for rank in job.ranks.values()):
+        return {}
+    return {rank.rank: _messages_of(rank) for rank in job.ranks.values()}
+
+
+def _has_blocking_send(rank: RankState) -> bool:
+    sending = [table for channel, table in rank.messages.items() if channel.sends and channel.peer != rank.rank]
+    return any(any(_find_blocking(rank, table).values()) for table in sending)
+
+
+def _find_blocking(rank: RankState, messages: Array) -> dict[int, bool]:
+    """Say of each call site of messages whether it blocks."""
+    of_site = dict(zip(messages["site"].tolist(), messages["at"].tolist(), strict=True))
+    sites = {line: rank.operations[at].site for line, at in of_site.items()}
+    return {line: site is not None and site.label is None and site.api in BLOCKING for line, site in sites.items()}
 
 
 def _messages_of(rank: RankState) -> list[_Message]:
-    blocking: dict[int, bool] = {}
     messages = []
     for channel, table in rank.messages.items():
         pair = (rank.rank, channel.peer) if channel.sends else (channel.peer, rank.rank)
+        blocking = _find_blocking(rank, table)
         for at, nth, line in zip(table["at"].tolist(), table["nth"].tolist(), table["site"].tolist(), strict=True):
-            if line not in blocking:
-                site = rank.operations[at].site
-                blocking[line] = site is not None and site.label is None and site.api in BLOCKING
             end = (channel.group, *pair, channel.tag, nth)
             messages.append(
                 _Message(
