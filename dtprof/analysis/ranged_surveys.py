@@ -14,20 +14,19 @@ from dtprof.analysis.memory.memory_growth import JUDGED
 from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, infer_pipeline, may_be_stage
 from dtprof.analysis.pipeline.inferred_stages import NO_PASSES, InferredStage, join_places
 from dtprof.analysis.range_joins import OfRange, join_consumption, join_facts, join_pipelines, join_steps
-from dtprof.analysis.rank_reductions import RankFacts, state_facts
+from dtprof.analysis.rank_reductions import RankFacts, RankSurvey, state_facts
 from dtprof.analysis.rank_surveys import (
     StepRanges,
     SurveyedRun,
     Surveys,
-    may_have_several_clocks,
+    survey_on_clocks,
     survey_run,
-    tighten_clocks,
 )
 from dtprof.analysis.steps.step_boundaries import NUMBERED, RULES, RankSteps, find_steps
 from dtprof.analysis.steps.throughput import RankConsumption, find_consumption
 from dtprof.columns import median
 from dtprof.intervals import Column
-from dtprof.job.clock_alignment import Clocks, collect_marks, find_measured, join_marks
+from dtprof.job.clock_alignment import Clocks, collect_marks, join_marks
 from dtprof.job.collective_matching import match_operations
 from dtprof.job.device_timeline import place_on_device
 from dtprof.job.groups import Channel
@@ -58,18 +57,11 @@ class RangedSurveyTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RangedSurvey:
+class RangedSurvey(RankSurvey):
     """The first map of one rank with a long log."""
 
     index: StepIndex
     boot_id: str  # as recorded
-    facts: RankFacts
-    steps: RankSteps
-    pipeline: RankPipeline | None
-    may_be_stage: bool  # of a pipeline of which no schedule was recorded
-    inferred: tuple[InferredStage, RankPipeline] | str  # then: its place and its actions, else why they are not known
-    marks: dict[Channel, Array]  # to align clocks; empty if all ranks share one clock
-    consumption: RankConsumption | None  # None: not recorded
     memory: RankTables  # samples alone, of those that tell whether memory grows
 
 
@@ -247,14 +239,13 @@ def survey_to_sum(run: SurveyedRun, ranks: Sequence[int], executor: Executor) ->
 
 def _survey_by_ranges(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys | None:
     """Survey all ranks by ranges of steps; None where the logs of some of them cannot be read so."""
-    several = may_have_several_clocks(run)
-    surveys = _survey_on(run, dict.fromkeys(ranks), executor, find_measured(run.host_clocks()), several_clocks=several)
-    if surveys is None or surveys.ranges is None or len(set(surveys.boots.values())) < 2:
-        return surveys
-    clocks = tighten_clocks(surveys)
-    if clocks.corrections:
-        return _survey_on(run, surveys.ranges.indexes, executor, clocks, several_clocks=False)
-    return replace(surveys, clocks=clocks)
+
+    def on_clocks(clocks: Clocks, several_clocks: bool, before: Surveys | None) -> Surveys | None:
+        known = before.ranges if before is not None else None
+        indexes = known.indexes if known is not None else dict.fromkeys(ranks)
+        return _survey_on(run, indexes, executor, clocks, several_clocks=several_clocks)
+
+    return survey_on_clocks(run, on_clocks)
 
 
 def _survey_on(
@@ -279,16 +270,5 @@ def _survey_on(
         ),
     )
     for own in found:
-        rank = own.facts.rank
-        surveys.facts.append(own.facts)
-        surveys.steps[rank] = own.steps
-        surveys.boots[rank] = own.boot_id
-        surveys.marks.add(own.boot_id, own.marks)
-        if own.pipeline is not None:
-            surveys.pipelines[rank] = own.pipeline
-        if own.may_be_stage:
-            surveys.possible_stages.append(rank)
-            surveys.inferred[rank] = own.inferred
-        if own.consumption is not None:
-            surveys.consumed[rank] = own.consumption
+        surveys.add(own, own.boot_id)
     return surveys.with_stages()

@@ -87,17 +87,23 @@ class RankFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
-    """The first map of one rank."""
+class RankSurvey:
+    """The first map of one rank, however it is read."""
 
     facts: RankFacts
     steps: RankSteps
-    instances: RankInstances
     pipeline: RankPipeline | None
     may_be_stage: bool  # of a pipeline of which no schedule was recorded
     inferred: tuple[InferredStage, RankPipeline] | str  # then: its place and its actions, else why they are not known
     marks: dict[Channel, Array]  # to align clocks; empty if all ranks share one clock
     consumption: RankConsumption | None  # None: not recorded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey(RankSurvey):
+    """The first map of one rank whose records are read as a whole."""
+
+    instances: RankInstances
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The first map of all ranks: facts, steps and operation instances, on one clock where that is known."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,7 @@ from dtprof.analysis.pipeline.bubbles import (
 )
 from dtprof.analysis.pipeline.inferred_stages import InferredStage
 from dtprof.analysis.placed_ranks import PlacedBatch, read_placed
-from dtprof.analysis.rank_reductions import RankFacts, survey
+from dtprof.analysis.rank_reductions import RankFacts, RankSurvey, survey
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.analysis.steps.throughput import RankConsumption
 from dtprof.intervals import NONE, Intervals
@@ -119,8 +119,8 @@ class Surveys:
 
     def with_stages(self) -> "Surveys":
         """Take ranks whose messages and passes tell of which pipeline they are stages for such."""
-        told = {rank: found for rank, found in self.inferred.items() if not isinstance(found, str)}
-        placed, reasons = place_pipelines(told)
+        stages = {rank: found for rank, found in self.inferred.items() if not isinstance(found, str)}
+        placed, reasons = place_pipelines(stages)
         return replace(
             self,
             pipelines=self.pipelines | placed,
@@ -135,6 +135,21 @@ class Surveys:
         return [
             Group(name="", description="", size=len(key.members), ranks=key.members, axis=PIPELINE_AXIS) for key in keys
         ]
+
+    def add(self, own: RankSurvey, boot_id: str) -> None:
+        """Take in one rank, given the boot id that it recorded."""
+        rank = own.facts.rank
+        self.facts.append(own.facts)
+        self.steps[rank] = own.steps
+        self.boots[rank] = boot_id
+        self.marks.add(boot_id, own.marks)
+        if own.pipeline is not None:
+            self.pipelines[rank] = own.pipeline
+        if own.may_be_stage:
+            self.possible_stages.append(rank)
+            self.inferred[rank] = own.inferred
+        if own.consumption is not None:
+            self.consumed[rank] = own.consumption
 
     def join(self, others: "Surveys") -> None:
         """Take in other ranks."""
@@ -223,6 +238,10 @@ def part_ranks(
         yield RankPart(ranks=part, channels=channels, task=task)
 
 
+SurveyOnClocks = Callable[[Clocks, bool, Surveys | None], Surveys | None]
+"""Surveys all ranks, given the clocks, whether to collect what tells those of several hosts, and the survey before."""
+
+
 def survey_run(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> Surveys:
     """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did.
 
@@ -231,24 +250,31 @@ def survey_run(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> Su
         ranks: to survey.
         executor: what surveys the parts.
     """
-    measured = run.host_clocks()
-    several = may_have_several_clocks(run)
     parts = share_out(ranks, executor)
-    surveys = _survey_on(run, parts, executor, find_measured(measured), several_clocks=several)
-    if len(set(surveys.boots.values())) < 2:
+
+    def on_clocks(clocks: Clocks, several_clocks: bool, _: Surveys | None) -> Surveys:
+        return _survey_on(run, parts, executor, clocks, several_clocks=several_clocks)
+
+    found = survey_on_clocks(run, on_clocks)
+    assert found is not None
+    return found
+
+
+def survey_on_clocks(run: SurveyedRun, survey: SurveyOnClocks) -> Surveys | None:
+    """Survey on the clocks that launchers measured; once more where the records of several hosts tell them better.
+
+    Parameters:
+        survey: surveys all ranks.
+    """
+    may_be_several = len(run.manifest.hosts) != 1 or len(run.host_clocks()) > 1
+    surveys = survey(find_measured(run.host_clocks()), may_be_several, None)
+    if surveys is None or len(set(surveys.boots.values())) < 2:
         return surveys
-    clocks = tighten_clocks(surveys)
-    if clocks.corrections:
-        return _survey_on(run, parts, executor, clocks, several_clocks=False)
-    return replace(surveys, clocks=clocks)
+    clocks = _tighten_clocks(surveys)
+    return survey(clocks, False, surveys) if clocks.corrections else replace(surveys, clocks=clocks)
 
 
-def may_have_several_clocks(run: SurveyedRun) -> bool:
-    """Say whether the ranks of a run may be on several hosts."""
-    return len(run.manifest.hosts) != 1 or len(run.host_clocks()) > 1
-
-
-def tighten_clocks(surveys: Surveys) -> Clocks:
+def _tighten_clocks(surveys: Surveys) -> Clocks:
     """Return the clocks of the hosts of surveyed ranks as their records and the launchers' measurements tell them."""
     spans: dict[str, tuple[int, int]] = {}
     for fact in surveys.facts:
@@ -281,16 +307,7 @@ def survey_ranks(task: SurveyTask) -> Surveys:
         return task.clocks.align(tables)
 
     for batch in batch_in_turn(map(align, map(place_on_device, task.records.load_each(task.ranks)))):
-        for tables, seen in zip(batch.tables, survey(batch, several_clocks=task.several_clocks), strict=True):
-            surveys.facts.append(seen.facts)
-            surveys.steps[tables.rank] = seen.steps
-            surveys.instances.add(seen.instances)
-            if seen.pipeline is not None:
-                surveys.pipelines[tables.rank] = seen.pipeline
-            if seen.may_be_stage:
-                surveys.possible_stages.append(tables.rank)
-                surveys.inferred[tables.rank] = seen.inferred
-            if seen.consumption is not None:
-                surveys.consumed[tables.rank] = seen.consumption
-            surveys.marks.add(surveys.boots[tables.rank], seen.marks)
+        for tables, found in zip(batch.tables, survey(batch, several_clocks=task.several_clocks), strict=True):
+            surveys.add(found, surveys.boots[tables.rank])
+            surveys.instances.add(found.instances)
     return surveys

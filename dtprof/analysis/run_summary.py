@@ -165,6 +165,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
     stale = tuple(sorted(set(run.folders) - set(chosen)))
     durations = list_durations(steps.values(), used)
+    step_ns = int(median(durations)) if len(durations) else None
     collectives = list_collectives(sums)
     num_steps = used.last - used.first + 1 if used.known else 0
     sites = list_sites(reduced.sites, num_steps=num_steps, num_ranks=len(facts))
@@ -221,7 +222,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
             [reduction.waits for reduction in reductions],
             used,
             width=bin_width(num_steps, len(facts)),
-            step_ns=int(median(durations)) if len(durations) else None,
+            step_ns=step_ns,
         ),
         timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
         cannot_tell=list_caveats(
@@ -253,7 +254,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
             collectives,
             sites,
             num_steps=num_steps,
-            step_ns=int(median(durations)) if len(durations) else None,
+            step_ns=step_ns,
         ),
         throughput=throughput,
         repeated_reductions=find_repeated(
@@ -261,13 +262,13 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
             groups,
             sites,
             num_steps=num_steps,
-            step_ns=int(median(durations)) if len(durations) else None,
+            step_ns=step_ns,
         ),
         serialised=find_serialised(
             [reduction.serialised for reduction in reductions],
             groups,
             num_steps=num_steps,
-            step_ns=int(median(durations)) if len(durations) else None,
+            step_ns=step_ns,
         ),
         exchanges=measure_balance({reduction.rank: reduction.exchanges for reduction in reductions}, groups),
         clocks=_list_clocks(surveys),

@@ -11,7 +11,7 @@ from dtprof.records.sites import Site
 
 ENDING = "raise"
 """The way past a call that ends the program, by `raise SystemExit`."""
-_LEAVING_LOOPS = (ENDING, "break", "return")
+_LOOP_EXITS = (ENDING, "break", "return")
 AGAIN = "except that leads to another attempt"
 """The way to the same call again: a handler in a loop that success leaves."""
 _ON_A_COUNTER = " on a counter"
@@ -190,16 +190,16 @@ def find_way_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation
     made = job.ranks[max(known, key=lambda rank: len(known[rank]))]
     after = operation_before(made, waiting[made.rank])
     ways = find_ways_past(job, (made, waiting[made.rank]), gone, after=after)
-    ending = [site for site, word in ways if word == ENDING]
-    if not ending:
+    exits = [site for site, word in ways if word == ENDING]
+    if not exits:
         begins_step = _begins_step(made, after)
-        ending = [
+        exits = [
             site
             for site, word in ways
             if word.split()[0] in ("break", "return")
             and _are_rounds_counted(job, known[made.rank], site, begins_step=begins_step)
         ]
-    return ending[0] if len(ending) == 1 else None
+    return exits[0] if len(exits) == 1 else None
 
 
 def _are_rounds_counted(job: JobState, frames: tuple[Site, ...], way: Site, *, begins_step: bool) -> bool:
@@ -238,8 +238,8 @@ def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Op
         if place is None or PurePath(frame.file).parent != PurePath(frames[0].file).parent:
             break
         steady = (*place.counted, *place.by_rank)
-        leaving = [(line, word) for line, word in place.ways_past if word in _LEAVING_LOOPS and line not in steady]
-        if any(word == ENDING or _loops_of(place, line) for line, word in leaving):
+        exits = [(line, word) for line, word in place.ways_past if word in _LOOP_EXITS and line not in steady]
+        if any(word == ENDING or _loops_of(place, line) for line, word in exits):
             return []
         ways = [
             line

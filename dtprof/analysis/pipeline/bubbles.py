@@ -277,7 +277,7 @@ def _stride(num_steps: int, world_size: int) -> int:
 
 
 def keep_some_actions(found: RankPipeline, world_size: int) -> RankPipeline:
-    """Return what several ranges of steps told of a rank, with the actions of as many steps as one would have kept."""
+    """Return a pipeline joined from ranges of steps, with single actions of as many steps as if it were read whole."""
     stride = _stride(len(found.steps), world_size)
     return replace(found, actions=select(found.actions, found.actions["step"] % stride == 0))
 

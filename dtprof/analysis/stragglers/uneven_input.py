@@ -18,7 +18,7 @@ from dtprof.intervals import Floats
 QUANTITIES = ("tokens", "samples")
 """In the order of the columns of RankConsumption; tokens tell more of the work than samples."""
 FEWEST_STEPS, FEWEST_PAIRS = 5, 24
-"""Bins of steps, and ranks times bins, from which a correlation is told from chance."""
+"""Fewest bins of steps, and fewest samples (a rank in a bin), for a correlation to be significant."""
 MIN_SPREAD = 1.05
 """The largest input of a step over the mean one."""
 MIN_EXPLAINED = 0.3

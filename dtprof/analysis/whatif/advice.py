@@ -104,7 +104,8 @@ def _reduce(
 ) -> tuple[Reductions, list[tuple[RankLine | None, Found | None]]]:
     """Sum up the measured steps; return with it the line and the details of each rank, as far as they are asked for.
 
-    Of a run that is read by ranges of steps these are read once more: a line is of some steps, details of the newest.
+    Where a run is read by ranges of steps, their steps are read a second time: lines need those that are replayed,
+    details the newest.
     """
     if surveys.ranges is None:
         collector = _Collector(lines=lines, details=collect)

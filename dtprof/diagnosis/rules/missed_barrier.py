@@ -11,10 +11,10 @@ from dtprof.formatting import list_ranks
 def find_missed_barrier(job: LoggedJob) -> Finding | None:
     """Return the finding for ranks that a monitored barrier waited for in vain."""
     reached = {note.rank for note in job.notes("barrier-reached") if note.rank is not None}
-    told = job.notes("barrier-missed", "barrier-waits")
-    missed = {rank for note in told for rank in note.ranks} - reached
+    notes = job.notes("barrier-missed", "barrier-waits")
+    missed = {rank for note in notes for rank in note.ranks} - reached
     if not missed:
-        return _find_late_root(job, reached) if reached and not told else None
+        return _find_late_root(job, reached) if reached and not notes else None
     culprits = tuple(sorted(missed))
     exited = job.left_in_order(missed) == missed
     waiting = tuple(sorted(job.waited_for() - missed))
