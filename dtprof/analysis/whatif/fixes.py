@@ -208,11 +208,18 @@ def _liken(graph: OperationGraph, ranks: Collection[int], durations: Floats, fix
 # ---- communication ---------------------------------------------------------------------------------------------------
 
 
-def _of_operation(graph: OperationGraph, name: str, *, option: str) -> Mask:
-    chosen = graph.is_of(lambda kind: name in (kind.op, kind.name))
+def _of_operation(graph: OperationGraph, name: str, *, option: str, is_issued: bool = False) -> Mask:
+    """Return the nodes of an operation or phase; with `is_issued`, of operations between ranks alone.
+
+    Raises:
+        UsageError: there are none.
+    """
+    kinds = [kind for kind in graph.kinds if kind.is_communication or not is_issued]
+    chosen = graph.is_of(lambda kind: kind in kinds and name in (kind.op, kind.name))
     if not chosen.any():
-        names = dict.fromkeys(name for kind in graph.kinds for name in (kind.op, kind.name) if name)
-        raise UsageError(f"{option}: the measured steps have no such operation; expected one of {', '.join(names)}")
+        names = dict.fromkeys(name for kind in kinds for name in (kind.op, kind.name) if name)
+        known = f"expected one of {', '.join(names)}" if names else "expected an operation between ranks: there is none"
+        raise UsageError(f"{option}: the measured steps have no such operation; {known}")
     return chosen
 
 
@@ -329,7 +336,7 @@ def find_dropped(graph: OperationGraph, fix: Fix) -> Mask:
         Unpredictable: no gradients are reduced again in the same step.
     """
     if fix.what == WITHOUT:
-        return _of_operation(graph, fix.value, option=f"--without {fix.value}")
+        return _of_operation(graph, fix.value, option=f"--without {fix.value}", is_issued=True)
     if not graph.is_superseded.any():
         raise Unpredictable(
             f"{fix}: in no measured step does DDP reduce its gradients more than once; expected backward passes that "

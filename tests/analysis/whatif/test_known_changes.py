@@ -8,6 +8,7 @@ import pytest
 
 from dtprof.analysis.pipeline.schedule_plans import make_h1_plan, make_plan, make_zero_bubble_plan
 from dtprof.analysis.pipeline.schedule_replay import BACKWARD, SchedulePlan, replay_actions, replay_plan
+from dtprof.analysis.whatif.fixes import Fix
 from dtprof.analysis.whatif.prediction import MAX_ERROR, Prediction, Replayable, predict
 from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.analysis.whatif.run_graph import read_graph
@@ -185,6 +186,7 @@ def test_what_the_run_does_not_have_is_refused_with_what_it_has(fix: str, senten
         ("--ranks=4000", "4,000 replicas from the 4"),
         ("--buckets=1MB", "about as large"),
         ("--reduce-dtype=bf16", "no gradients of 32 bits on a device"),
+        ("--sync=last", "reduce its gradients more than once"),
     ],
 )
 def test_what_the_run_does_not_show_is_not_predicted(fix: str, sentence: str, tmp_path: Path) -> None:
@@ -208,6 +210,8 @@ def test_what_is_no_change_is_refused(text: str) -> None:
         ("overlap", "half"),
         ("schedule", "fastest"),
         ("split", "3,1"),
+        ("sync", "first"),
+        ("without", ""),
         ("buckets", "50XB"),
         ("reduce-dtype", "fp8"),
         ("ranks", "0"),
@@ -262,6 +266,41 @@ def test_gradients_of_half_the_width_take_half_the_transfer(tmp_path: Path) -> N
     narrow = what_if.predict(train_on_devices(tmp_path / "narrow", dtype="bfloat16"), engine, fixes)
     assert narrow.scenarios[0].step_ns is None
     assert "no gradients of 32 bits" in narrow.cannot_tell[-1]
+
+
+def pause_and_meet(folder: Path) -> Run:
+    """Write 12 steps of 100 ms of two ranks: garbage collection 30, backward 40, barrier 10, optimizer 20 ms."""
+    ranks = [RankBuilder(rank, world_size=2) for rank in range(2)]
+    for rank in ranks:
+        for begin in range(0, 1200 * MS, 100 * MS):
+            rank.span("garbage_collection", begin, begin + 30 * MS)
+            rank.span("backward", begin + 30 * MS, begin + 70 * MS)
+            rank.op("barrier", begin + 70 * MS, begin + 80 * MS)
+            rank.span("optimizer", begin + 80 * MS, begin + 100 * MS)
+    return open_run(write_run(folder, ranks))
+
+
+@pytest.mark.parametrize(
+    ("fix", "step_ms", "assumed"),
+    [
+        (parse_option("without", "barrier"), 90, "the program is right without barrier"),
+        (parse_fix("phase=garbage_collection"), 70, "garbage is collected between steps"),
+    ],
+)
+def test_what_nobody_does_any_more_takes_no_time(fix: Fix, step_ms: int, assumed: str, tmp_path: Path) -> None:
+    run, engine = pause_and_meet(tmp_path), make_engine("local")
+    (scenario,) = what_if.predict(run, engine, [fix]).scenarios
+    assert scenario.step_ns == pytest.approx(step_ms * MS, rel=1e-6)
+    assert assumed in scenario.assumes
+    best = what_if.predict(run, engine).best
+    assert best is not None
+    assert best.fix == ("phase=garbage_collection",), "of the two it gains more"
+
+
+def test_only_operations_between_ranks_can_be_left_out(tmp_path: Path) -> None:
+    run, engine = pause_and_meet(tmp_path), make_engine("local")
+    with pytest.raises(UsageError, match=r"--without backward: .*; expected one of barrier, barrier world"):
+        what_if.predict(run, engine, [parse_option("without", "backward")])
 
 
 def test_runs_without_steps_and_with_missing_ranks_are_not_replayed(tmp_path: Path) -> None:
