@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dtprof.formatting import format_fraction, format_ns, list_ranks, plural
 from dtprof.job.axes import axis_words
 from dtprof.job.clock_alignment import ClockResult
-from dtprof.records.nodes.late_lines import SampledLine
+from dtprof.records.nodes.sampled_lines import HotLine, LateLine
 from dtprof.records.profiler_windows import Share
 from dtprof.records.tables import OutOfMemory
 
@@ -445,7 +445,7 @@ class StragglerResult:
     phase: str | None = None  # in which its work exceeds that of the others most; one of PHASES
     phases_ns: dict[str, int] = field(default_factory=dict)  # that excess by phase
     cause: str | None = None  # where the records tell
-    sampled: SampledLine | None = None  # where it was seen to spend more of its time, while the job ran
+    sampled: LateLine | None = None  # where it was seen to spend more of its time, while the job ran
     waiters: tuple[Waiter, ...] = ()  # those who waited most
 
     @property
@@ -681,6 +681,7 @@ class Summary:
     pipeline: PipelineResult | None = None
     stragglers: tuple[StragglerResult, ...]
     uneven_input: tuple[UnevenInput, ...] = ()  # by quantity; empty: even, or work does not follow it
+    hot_lines: tuple[HotLine, ...] = ()  # costliest first; empty where no rank was sampled, or none takes much
     timeline: Timeline | None
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled
     gpus: tuple[GpuUse, ...] = ()  # empty where no rank computes on a device, or none was sampled

@@ -66,6 +66,7 @@ from dtprof.intervals import Column
 from dtprof.job.clock_alignment import ClockResult, list_clocks, worst_error_ns
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_ranks, resolve_world_size
+from dtprof.records.nodes.sampled_lines import read_hot_lines
 from dtprof.records.reader import Run
 from dtprof.records.tables import Group
 
@@ -224,6 +225,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
             width=bin_width(num_steps, len(facts)),
             step_ns=step_ns,
         ),
+        hot_lines=read_hot_lines(run.path),
         timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
         cannot_tell=list_caveats(
             facts=facts,

@@ -28,7 +28,7 @@ from dtprof.launch import (
 from dtprof.launch.archiver import Archiver
 from dtprof.launch.comparison_thread import Compare, Comparer
 from dtprof.launch.kernel_log import count_host_oom_kills, list_oom_victims
-from dtprof.launch.late_ranks import LateRanks
+from dtprof.launch.line_sampler import LineSampler
 from dtprof.launch.memory_cgroup import count_oom_kills
 from dtprof.launch.metrics_threads import NO_METRICS, Metrics, MetricsSettings
 from dtprof.launch.node_sampler import Sampler
@@ -200,7 +200,7 @@ class _Companions:
         self._stops.append(Archiver(records).stop)
         sampler = Sampler(node_folder, lambda: watch.pids)
         follower = SharedFollower(records, boot_id=writer.boot_id())
-        self._stops.append(LateRanks(follower.subscribe(), node_folder).stop)
+        self._stops.append(LineSampler(follower.subscribe(), node_folder).stop)
         self._stops += [sampler.stop, Metrics.start(metrics, follower, lambda: node_state(sampler), say=say).stop]
         if compare is not None:
             self._comparer = Comparer(compare, follower.subscribe(), node_folder, say=say)

@@ -14,6 +14,7 @@ class WorkCounters:
     children_cpu_s: float | None = None  # of its descendants that live: loader workers, compilers, tools
     io_bytes: int | None = None  # read and written, through caches too
     page_faults: int | None = None
+    delayed_s: float | None = None  # its main thread was ready to run, and had no core
 
 
 def read_work_counters(pid: int) -> WorkCounters:
@@ -25,6 +26,7 @@ def read_work_counters(pid: int) -> WorkCounters:
             children_cpu_s=sum(map(_cpu_s, process.children(recursive=True))),
             io_bytes=_io_bytes(process),
             page_faults=_page_faults(pid),
+            delayed_s=_delayed_s(pid),
         )
     except psutil.Error:
         return WorkCounters()
@@ -52,5 +54,13 @@ def _page_faults(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         fields = text.rpartition(")")[2].split()  # the name of the program, before it, may hold spaces and parentheses
         return int(fields[7]) + int(fields[9])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _delayed_s(pid: int) -> float | None:
+    """Return the second field of /proc/PID/schedstat, ns (the kernel's Documentation/scheduler/sched-stats.rst)."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return None

@@ -29,7 +29,7 @@ LEFT_BEHIND = 2
 """Steps after which an operation that has not completed is assumed to be unwaited."""
 _NO_OPERATIONS, _NO_SPANS = np.zeros(0, tables.OPERATION), np.zeros(0, tables.SPAN)
 _NO_SAMPLES = np.zeros(0, tables.SAMPLE)
-_BESIDE_RECORDS = (paths.EXITS, paths.PROCESSES, paths.MISMATCHES, paths.LATENESS, paths.STACKS)
+_BESIDE_RECORDS = (paths.EXITS, paths.PROCESSES, paths.MISMATCHES, paths.LATENESS, paths.HOT_LINES, paths.STACKS)
 
 
 class _Rows:

@@ -14,6 +14,7 @@ STACKS = "stacks.json"
 MISMATCHES = "mismatches.jsonl"
 CRASH = "crash.txt"
 LATENESS = "lateness.jsonl"
+HOT_LINES = "hot-lines.jsonl"
 DROPPED = "dropped.json"
 TRACE_REQUEST = "trace-request.json"
 

@@ -34,6 +34,7 @@ host's `CLOCK_MONOTONIC` unless they are named `realtime`. JSON is UTF-8; *JSON 
 | `node-HOST/launcher-PID.json` | `dtprof run` | a launcher that joined a run which another one had created |
 | `node-HOST/mismatches.jsonl` | `dtprof run` | mismatches that were seen while the job ran, one JSON object a line |
 | `node-HOST/lateness.jsonl` | `dtprof run` | where late ranks were sampled while the job ran, one JSON object a line |
+| `node-HOST/hot-lines.jsonl` | `dtprof run` | where a rank spends host time, sampled while the job ran; JSON lines |
 | `node-HOST/stacks.json` | `dtprof run` | processes and their Python stacks when the job last made no progress |
 | `report.html` | `dtprof report` | the page, unless it was written elsewhere |
 
@@ -89,6 +90,11 @@ _NODE_FILES = (
         "`t_ns`; `rank` that was late, `on_time` that was sampled beside it, `samples`; `file`, `line`, `function` of "
         "the program at which it spends the `share` of its time more than the other, `inner_file`, `inner_function` "
         "that it is in there, and `does`, what it does in words",
+    ),
+    (
+        "hot-lines.jsonl",
+        "`t_ns`, `rank`, `samples`; `lines`: each with `file`, `line`, `function` of the program, the `share` of the "
+        "samples that are there outside of what torch runs, and `inner_file`, `inner_function`, `does` as above",
     ),
     ("mismatches.jsonl", "`t_ns` (CLOCK_MONOTONIC), `realtime_ns`; `kind`, `group`, `seq`, `summary` as `dtprof "
      "diagnose` has them; `instance`: how many groups of that name and those members were created before"),

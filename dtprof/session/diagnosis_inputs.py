@@ -12,7 +12,15 @@ from dtprof.formatting import plural
 from dtprof.records import paths, remote
 
 HEAD_BYTES = 1 << 20
-OF_A_RUN = {paths.MANIFEST, paths.EXITS, paths.PROCESSES, paths.STACKS, paths.MISMATCHES, paths.LATENESS}
+OF_A_RUN = {
+    paths.MANIFEST,
+    paths.EXITS,
+    paths.PROCESSES,
+    paths.STACKS,
+    paths.MISMATCHES,
+    paths.LATENESS,
+    paths.HOT_LINES,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from dtprof import settings
 from dtprof.diagnosis.findings import Verdict
 from dtprof.launch import hang_watcher, run_directory
-from dtprof.launch.late_ranks import LateRanks
+from dtprof.launch.line_sampler import LineSampler
 from dtprof.records import paths, writer
 from dtprof.records.shared_follower import SharedFollower
 from dtprof.session.job_recording import diagnose_stalled
@@ -138,7 +138,7 @@ def _watch(pids: dict[int, int], folder: Path, port: int) -> tuple[int, int | No
     watch = hang_watcher.Watcher(
         run=folder, hang_after_s=_patience_s(), diagnose=diagnose_stalled, say=lambda text: print(text, file=sys.stderr)
     )
-    late = LateRanks(SharedFollower(folder, boot_id=writer.boot_id()).subscribe(), node)
+    sampler = LineSampler(SharedFollower(folder, boot_id=writer.boot_id()).subscribe(), node)
     running, status, hang_ns = set(pids), 0, None
     failed_s: float | None = None
     begun_s = time.monotonic()
@@ -162,7 +162,7 @@ def _watch(pids: dict[int, int], folder: Path, port: int) -> tuple[int, int | No
             watch.tick()
             if watch.hang is not None or time.monotonic() - begun_s > LIMIT_S:
                 status, failed_s, hang_ns = 3, time.monotonic() - GRACE_S, watch.hang_detected_ns
-    late.stop()
+    sampler.stop()
     del store
     return status, hang_ns
 

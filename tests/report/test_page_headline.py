@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 
 from dtprof.analysis.results import PARTS, Advice, Summary
+from dtprof.records.nodes.sampled_lines import HotLine
 from dtprof.report.pages.page_headline import split_topic, write_headline
+from dtprof.report.text.summary_markdown import as_code, summary_markdown
+from dtprof.report.text.summary_text import summary_text
 from tests.report.example_summaries import MS, STEP_NS, empty_summary, summary_of
 
 
@@ -72,6 +75,18 @@ def test_every_other_loss_has_its_sentence_and_the_advice_that_was_predicted(par
     assert write_headline(summary).advice == (
         "Rank 1 as fast as the others: 25.0 % shorter steps (20.0 to 30.0 %), to 150 ms; replay error 1.3 %."
     )
+
+
+@pytest.mark.parametrize(("part", "named"), [("host", True), ("data", True), ("bubble", False)])
+def test_the_line_that_takes_the_time_is_named_where_the_program_itself_does(part: str, named: bool) -> None:
+    line = HotLine(
+        file="/a/train.py", line=7, function="tokenise", share=0.3, rank=0, inner_function="tokenise", does=None
+    )
+    summary = replace(with_parts(**{part: 50}), hot_lines=(line,))
+    words = "train.py:7 in tokenise takes 30 % of the time of rank 0"
+    assert (words in said(summary)) == named
+    assert f"hot line {words}" in " ".join(summary_text(summary).split())
+    assert f"- hot line: {as_code(words)}" in summary_markdown(summary)
 
 
 def test_advice_that_abstains_says_why_and_none_is_made_up() -> None:

@@ -19,8 +19,8 @@ from dtprof.columns import median
 from dtprof.intervals import Column, Intervals
 from dtprof.job.rank_executor import Executor, map_tasks
 from dtprof.job.world_size import newest_ranks
-from dtprof.records.nodes.late_lines import read_late_lines
 from dtprof.records.nodes.node_reader import NodeSamples
+from dtprof.records.nodes.sampled_lines import read_late_lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,8 @@ _LOSSES = {
     "idle": "idle",
 }
 """Parts of a step that are no work, and the activity of a rank in them."""
+_WITH_LINES = ("data", "host")
+"""Those in which the program's own lines run: a loader without workers reads in the main thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +82,11 @@ def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline
         )
     if largest == "communication":
         return _describe_communication(summary, shares)
+    line = f"; {summary.hot_lines[0].words}" if largest in _WITH_LINES and summary.hot_lines else ""
     return Headline(
         verdict="attention",
         label="Attention",
-        sentence=f"{_who_spends(summary, losses[largest])} {_LOSSES[largest]}.",
+        sentence=f"{_who_spends(summary, losses[largest])} {_LOSSES[largest]}{line}.",
         advice=_advise(summary),
         evidence="bubble_parts" if largest == "bubble" else "step_parts",
     )

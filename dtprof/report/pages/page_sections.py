@@ -234,7 +234,8 @@ def render_part_bands(panel: Panel, source: Source, _: Pages) -> Markup:
             unit_column(f"{name}_{which}", f"{title} {word}", [getattr(band, which) for band in bands], DURATIONS)
             for which, word in (("p10", "10\u00a0%"), ("median", "median"), ("p90", "90\u00a0%"))
         ]
-    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+    beside = [element("p", f"Hot line: {row.words}.", class_="label") for row in source.summary.hot_lines]
+    return element("div", render_table(columns, caption=panel.title, definitions=panel.definitions), *beside)
 
 
 def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:

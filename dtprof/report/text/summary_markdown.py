@@ -12,7 +12,14 @@ from dtprof.analysis.communication.axis_collectives import AxisCollectives, coll
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural, shorten
-from dtprof.report.text.summary_text import EXIT_WORDS, group_words, operation_name, share_cells, waiting_words
+from dtprof.report.text.summary_text import (
+    EXIT_WORDS,
+    MAX_HOT_LINES,
+    group_words,
+    operation_name,
+    share_cells,
+    waiting_words,
+)
 
 MAX_RANKS = 16
 MAX_COLLECTIVES = 10
@@ -107,6 +114,7 @@ def _notes(summary: Summary) -> str:
             f"- pipeline: {as_code(pipeline.schedule)}, {pipeline.stages} stages, {pipeline.microbatches} "
             f"microbatches, bubble **{format_fraction(pipeline.bubble_fraction)}**{theory}"
         )
+    lines += [f"- hot line: {as_code(row.words)}" for row in summary.hot_lines[:MAX_HOT_LINES]]
     costliest = describe_costliest_line(summary)
     if costliest:
         lines.append(f"- call site: {as_code(costliest)}")

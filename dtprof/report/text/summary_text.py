@@ -57,6 +57,7 @@ LEAST_GROUP = 8
 EXIT_WORDS = {"unknown": NO_EXIT_RECORD}
 _PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoint": "ckpt", "optimizer": "optim"}
 
+MAX_HOT_LINES = 2
 _OF_LAYERS = ("tp", "sp", "cp", "ep", "mp")
 """Axes along which each operation is between two computations of a layer."""
 _LARGER = {
@@ -75,6 +76,7 @@ def summary_text(summary: Summary) -> str:
         *_throughput_lines(summary.throughput),
         *_advice_lines(summary),
         *_rank_lines(summary),
+        *(line for row in summary.hot_lines[:MAX_HOT_LINES] for line in labelled("hot line", row.words)),
         *_collective_lines(by_axis[:MAX_COLLECTIVES]),
         *_call_site_lines(summary),
         *_pipeline_lines(summary.pipeline),

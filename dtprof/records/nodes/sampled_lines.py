@@ -1,0 +1,101 @@
+"""The lines of the program at which ranks were sampled while the job ran, from the files of the nodes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtprof.formatting import format_fraction
+from dtprof.records import paths
+from dtprof.records.rank_log.strings import json_lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledLine:
+    """A line of the program, and the share of a rank's time that is meant."""
+
+    file: str
+    line: int
+    function: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateLine(SampledLine):
+    """A line at which a late rank spends the share of its time more than one that is on time."""
+
+    does: str  # what it does there, a clause
+
+    @property
+    def words(self) -> str:
+        """Say where it is, for how much longer than the other, and what it does there."""
+        share = format_fraction(self.share, 0)
+        place = f"{self.file}:{self.line} ({self.function})"
+        return f"at {place}, {share} of its time longer than a rank that is on time: {self.does}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotLine(SampledLine):
+    """A line at which a rank spends the share of its time, outside of what torch runs."""
+
+    rank: int
+    inner_function: str  # that it mostly is in there
+    does: str | None  # what it does there, a clause; None: not known
+
+    @property
+    def words(self) -> str:
+        """Say where it is, which part of the rank's time that takes, and what it does there."""
+        share, name = format_fraction(self.share, 0), self.file.rpartition("/")[2]
+        inner = "" if self.inner_function == self.function else f", mostly in {self.inner_function}"
+        activity = f": {self.does}" if self.does else inner
+        return f"{name}:{self.line} in {self.function} takes {share} of the time of rank {self.rank}{activity}"
+
+
+def read_late_lines(run: Path) -> dict[int, LateLine]:
+    """Return the newest sampled line of each late rank; rows that are no such are left out."""
+    found: dict[int, tuple[int, LateLine]] = {}
+    for row in _rows(run, paths.LATENESS):
+        try:
+            t_ns, rank, line = int(row["t_ns"]), int(row["rank"]), LateLine(does=str(row["does"]), **_fields(row))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+        if rank not in found or found[rank][0] <= t_ns:
+            found[rank] = t_ns, line
+    return {rank: line for rank, (_, line) in found.items()}
+
+
+def read_hot_lines(run: Path) -> tuple[HotLine, ...]:
+    """Return the lines of the newest sampling of each rank, the costliest first; rows that are no such are left out."""
+    found: dict[int, tuple[int, list[HotLine]]] = {}
+    for row in _rows(run, paths.HOT_LINES):
+        try:
+            t_ns, rank = int(row["t_ns"]), int(row["rank"])
+            lines = [
+                HotLine(
+                    rank=rank,
+                    inner_function=str(line["inner_function"]),
+                    does=None if line["does"] is None else str(line["does"]),
+                    **_fields(line),
+                )
+                for line in row["lines"]
+            ]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+        if rank not in found or found[rank][0] <= t_ns:
+            found[rank] = t_ns, lines
+    every = [line for _, lines in found.values() for line in lines]
+    return tuple(sorted(every, key=lambda line: (-line.share, line.rank)))
+
+
+def _rows(run: Path, name: str) -> Iterator[Mapping[str, Any]]:
+    for node in sorted(run.glob("node-*")):
+        yield from json_lines(node / name, [])
+
+
+def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "file": str(row["file"]),
+        "line": int(row["line"]),
+        "function": str(row["function"]),
+        "share": float(row["share"]),
+    }
