@@ -503,7 +503,7 @@ def a_hook_that_takes_a_lock_its_own_rank_holds(rank: int) -> None:
 
 
 @healthy()
-def a_hook_that_takes_a_lock_in_passing(rank: int) -> None:
+def a_hook_that_takes_a_lock_in_passing(_rank: int) -> None:
     lock = threading.RLock()
     model = nn.Linear(4, 1)
 

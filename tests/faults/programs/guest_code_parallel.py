@@ -547,7 +547,7 @@ def groups_made_in_the_order_of_ones_own_friends(rank: int) -> None:
 
 
 @healthy(ranks=4)
-def groups_made_in_one_order_and_used_in_another(rank: int) -> None:
+def pairs_made_in_one_order_and_used_in_another(rank: int) -> None:
     pairs = [(0, 1), (2, 3), (0, 2), (1, 3)]
     groups = {pair: dist.new_group(list(pair)) for pair in pairs}
     for _ in range(3):

@@ -31,7 +31,7 @@ def averaged(model: nn.Module, ranks: int) -> None:
 
 
 @faulty("rank-skipped-collective", 2)
-def a_callback_that_stops_its_own_trainer(rank: int) -> None:
+def a_callback_that_tells_its_own_trainer_to_stop(rank: int) -> None:
     class Callback:
         def __init__(self) -> None:
             self.best, self.bad = float("inf"), 0
