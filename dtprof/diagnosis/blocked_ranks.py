@@ -1,11 +1,12 @@
 """The ranks that a fault blocks: in which operation, and at which line."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from dtprof.diagnosis.findings import at_line, group_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
+from dtprof.job.wait_graph import Wait
 from dtprof.records.sites import Site
 from dtprof.records.tables import UNKNOWN_NS
 
@@ -43,6 +44,29 @@ def victims(job: JobState, culprits: set[int]) -> tuple[int, ...]:
         if rank.rank not in culprits
         and (rank.first_blocking is not None or rank.transport_exception is not None or failed_in_communication(rank))
     )
+
+
+def find_followers(job: JobState, ranks: Collection[int]) -> set[int]:
+    """Return the ranks that wait for any of these, or for one that does, however long the chain.
+
+    A receive from any source follows only where all its possible senders do.
+    """
+    found = set(ranks)
+    open_ranks = set(job.waits) - found
+    # Each round follows every chain by one wait.
+    while follow := {rank for rank in open_ranks if any(_follows(wait, found) for wait in job.waits[rank])}:
+        found |= follow
+        open_ranks -= follow
+    return found - set(ranks)
+
+
+def _follows(wait: Wait, explained: Collection[int]) -> bool:
+    if wait.awaited:
+        hits = (rank in explained for rank in wait.awaited)
+        return all(hits) if wait.any_of_them else any(hits)
+    # All have issued it, or nobody knows: it cannot complete while something else blocks a member.
+    operation = wait.operation
+    return operation.peer_rank in explained if operation.p2p else any(r in explained for r in operation.group.ranks)
 
 
 def first_blocking_of(job: JobState, ranks: Iterable[int]) -> dict[int, Operation]:

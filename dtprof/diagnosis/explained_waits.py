@@ -1,10 +1,10 @@
 """Waits that a cause explains: the ranks it names, and all that wait for these, however long the chain."""
 
-from collections.abc import Collection
-
+from dtprof.diagnosis.blocked_ranks import find_followers
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rank_failures import has_crashed
+from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.job.stalls import SLOW_AFTER_NS, hang_after_of
 from dtprof.job.wait_graph import Wait
@@ -22,12 +22,7 @@ def find_explained(job: JobState, cause: Finding) -> set[int]:
     explained = set(cause.culprit_ranks)
     # Findings list all blocked ranks, also those of other causes: only waits in the operation of this one count.
     explained.update(r for r in cause.waiting_ranks if r not in waits or any(_is_of(w, cause) for w in waits[r]))
-    open_ranks = set(waits) - explained
-    # Each round follows every chain by one wait.
-    while follow := {rank for rank in open_ranks if any(_follows(wait, explained) for wait in waits[rank])}:
-        explained |= follow
-        open_ranks -= follow
-    return explained
+    return explained | find_followers(job, explained)
 
 
 def _is_of(wait: Wait, cause: Finding) -> bool:
@@ -36,15 +31,6 @@ def _is_of(wait: Wait, cause: Finding) -> bool:
         return True
     same = (waited.name, waited.ranks, waited.instance) == (group.name, group.ranks, group.instance)
     return same and wait.operation.seq == cause.seq
-
-
-def _follows(wait: Wait, explained: Collection[int]) -> bool:
-    if wait.awaited:
-        hits = (rank in explained for rank in wait.awaited)
-        return all(hits) if wait.any_of_them else any(hits)
-    # All have issued it, or nobody knows: it cannot complete while something else blocks a member.
-    operation = wait.operation
-    return operation.peer_rank in explained if operation.p2p else any(r in explained for r in operation.group.ranks)
 
 
 def find_unexplained_waits(job: JobState) -> dict[int, Operation]:
@@ -68,6 +54,16 @@ def _waits_long(job: JobState, rank: RankState, operation: Operation) -> bool:
     ends = [error.t_ns for error in rank.exceptions[-1:]] + ([rank.exit.t_ns] if rank.exit is not None else [])
     ends = [t_ns for t_ns in ends if t_ns != UNKNOWN_NS]
     return not ends or min(ends) - operation.issued_ns >= SLOW_AFTER_NS
+
+
+def find_conflicting_waits(job: JobState) -> set[int]:
+    """Return the ranks that wait in one place of a group, in different operations: no end of the job makes them so."""
+    places: dict[tuple[GroupId, int], dict[int, str]] = {}
+    for rank, waits in job.waits.items():
+        for wait in waits:
+            if not wait.operation.p2p:
+                places.setdefault((wait.operation.group, wait.operation.seq), {})[rank] = wait.operation.op
+    return {rank for ops in places.values() if len(set(ops.values())) > 1 for rank in ops}
 
 
 def find_independent_crashes(job: JobState, first: Finding, whole: JobState) -> set[int]:

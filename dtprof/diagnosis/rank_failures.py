@@ -6,6 +6,7 @@ from dtprof.diagnosis.blocked_ranks import (
     call_sites,
     common_operation,
     failed_in_communication,
+    find_followers,
     first_blocking_of,
     victims,
 )
@@ -119,6 +120,9 @@ def exit_finding(
 ) -> Finding:
     """Return the finding for ranks that ended, with the ranks that their end holds up."""
     blocked = victims(job, set(culprits))
+    if culprits:  # ranks may wait in a group of other members, for another cause
+        followers = find_followers(job, culprits)
+        blocked = tuple(rank for rank in blocked if rank in followers or rank not in job.waits)
     waiting = first_blocking_of(job, blocked)
     operation = common_operation(waiting)
     known = job.group(operation.group) if operation and operation.group.ranks else None

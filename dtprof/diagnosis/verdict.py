@@ -5,6 +5,7 @@ from dataclasses import replace
 from dtprof.diagnosis.blocked_ranks import is_refused, raised_by
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.explained_waits import (
+    find_conflicting_waits,
     find_explained,
     find_independent_crashes,
     find_unexplained_waits,
@@ -97,7 +98,8 @@ def _find_causes(whole: Case) -> tuple[list[Finding], dict[int, Operation]]:
         others += first[1:]
         case = Case(case.job.without(explained.union(cause.culprit_ranks)))
         unexplained = find_unexplained_waits(case.job)
-        to_explain = set(unexplained) | find_independent_crashes(case.job, causes[0][0], whole.job)
+        to_explain = set(unexplained) | find_conflicting_waits(case.job)
+        to_explain |= find_independent_crashes(case.job, causes[0][0], whole.job)
         if not to_explain:
             break
     if len(causes) == 1:

@@ -18,7 +18,7 @@ import psutil
 
 from dtprof.diagnosis.stack_groups import BUSY, MAIN_THREAD, PythonState
 from dtprof.launch.work_counters import WorkCounters, read_work_counters
-from dtprof.lint.endless_loops import find_endless_loop
+from dtprof.lint.endless_loops import find_endless_loop, find_names_bound_in_loop
 from dtprof.records import paths, writer
 
 WINDOW_S = 0.5
@@ -32,6 +32,7 @@ FROZEN = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_
 """States in which a process does not answer a tracer."""
 REFUSED = "EPERM"
 """py-spy's error where it may not trace the process, or another tracer, such as a second launcher, does."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>$")
 AT_ONCE = 8
 """Stacks sampled at the same time: a process that does not answer must not delay the others."""
 
@@ -123,10 +124,23 @@ def _python_state(before: Any, after: Any, *, started_s: float) -> PythonState |
         [(frame.get("name"), frame.get("locals")) for frame in thread.get("frames") or ()] for thread in (old, new)
     )
     if first == second and any(variables for _, variables in first):
-        return PythonState.UNCHANGED
+        return PythonState.UNSEEN if _binds_hidden_values(new, started_s) else PythonState.UNCHANGED
     if all(_is_in_endless_loop(thread, started_s) for thread in (old, new)):
         return PythonState.ENDLESS
     return PythonState.CHANGED if any(variables for _, variables in first) else PythonState.UNSEEN
+
+
+def _binds_hidden_values(thread: Mapping[str, Any], started_s: float) -> bool:
+    """Say whether the innermost loop binds a variable of which py-spy shows the address alone.
+
+    The next value, such as a digest, often takes the address that the last one has left.
+    """
+    for frame in thread.get("frames") or ():
+        names = find_names_bound_in_loop(str(frame.get("filename")), int(frame.get("line") or 0), started_s=started_s)
+        if names is not None:
+            shown = {each["name"]: str(each["repr"]) for each in frame.get("locals") or ()}
+            return any(_ADDRESS.search(shown.get(name, "")) for name in names)
+    return False
 
 
 def _is_in_endless_loop(thread: Mapping[str, Any], started_s: float) -> bool:

@@ -29,21 +29,43 @@ def find_endless_loop(file: str, line: int, *, started_s: float) -> int | None:
     Parameters:
         started_s: when the program started, seconds since 1970; a source that changed since says nothing of it.
     """
+    around = _list_loops(file, line, started_s, ast.While)
+    return next((loop.lineno for loop in around if isinstance(loop, ast.While) and _is_endless(loop)), None)
+
+
+def find_names_bound_in_loop(file: str, line: int, *, started_s: float) -> set[str] | None:
+    """Return the names that the innermost loop around a line of a source file binds; None: there is none, or no source.
+
+    Parameters:
+        started_s: as above.
+    """
+    around = _list_loops(file, line, started_s, (ast.While, ast.For))
+    return _bound_names(max(around, key=lambda loop: loop.lineno)) if around else None
+
+
+def _list_loops(file: str, line: int, started_s: float, kinds: type | tuple[type, ...]) -> list[ast.stmt]:
+    """Return the loops around a line, of its own function."""
     try:
         if Path(file).stat().st_mtime >= started_s:
-            return None
+            return []
         tree, _ = read_tree(Path(file))
     except UNREADABLE:  # no source, as in a frozen program, or not that of this Python
-        return None
-    around = [node for node in ast.walk(tree) if isinstance(node, ast.While) and _holds(node, line)]
-    return next((loop.lineno for loop in around if _is_endless(loop) and not _in_inner_scope(loop, line)), None)
+        return []
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, kinds)
+        and isinstance(node, ast.stmt)
+        and _holds(node, line)
+        and not _in_inner_scope(node, line)
+    ]
 
 
 def _holds(node: ast.AST, line: int) -> bool:
     return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", None) or 0)
 
 
-def _in_inner_scope(loop: ast.While, line: int) -> bool:
+def _in_inner_scope(loop: ast.stmt, line: int) -> bool:
     """Say whether a line of a loop belongs to a function that the loop only defines."""
     return any(isinstance(node, SCOPES) and _holds(node, line) for node in ast.walk(loop))
 
@@ -54,8 +76,13 @@ def _is_endless(loop: ast.While) -> bool:
         return False
     if isinstance(loop.test, ast.Constant):
         return bool(loop.test.value)
-    bound = {node.id for node in inside if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    bound = _bound_names(loop)
     parts = list(ast.walk(loop.test))
     plain = (ast.Name, ast.Constant, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop)
     reads = {node.id for node in parts if isinstance(node, ast.Name)}
     return all(isinstance(node, (*plain, ast.cmpop, ast.expr_context)) for node in parts) and not reads & bound
+
+
+def _bound_names(loop: ast.stmt) -> set[str]:
+    names = (node for node in ast.walk(loop) if isinstance(node, ast.Name))
+    return {node.id for node in names if not isinstance(node.ctx, ast.Load)}

@@ -93,3 +93,16 @@ def test_a_rank_that_raises_after_another_process_is_gone_is_a_consequence() -> 
             enter_next(rank, skips=False)
     statuses = {2: (1, 1000), 5: (1, 1500), **dict.fromkeys((0, 1, 3, 4, 6, 7), (-15, 2000))}
     assert [finding.culprit_ranks for finding in judge(ranks, statuses=statuses).findings] == [(2,)]
+
+
+def test_ranks_of_another_group_in_two_operations_at_one_place_have_a_finding_beside_a_crash() -> None:
+    ranks = two_teams()
+    for rank in ranks[:4]:
+        op = "broadcast" if rank.rank == 2 else "all_reduce"
+        rank.op(op, 300, group=TEAM, site=rank.site(op, line=33 if rank.rank == 2 else 30), peer=0, step=3)
+    ranks[5].exception(300, "ValueError", "bad")
+    for rank in (ranks[4], *ranks[6:]):
+        enter_next(rank, skips=False)
+    statuses = {5: (1, 301), **dict.fromkeys((0, 1, 2, 3, 4, 6, 7), (-15, 400))}
+    found = {finding.culprit_ranks: finding.waiting_ranks for finding in judge(ranks, statuses=statuses).findings}
+    assert found == {(5,): (4, 6, 7), (2,): (0, 1, 3)}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.lint.endless_loops import find_endless_loop
+from dtprof.lint.endless_loops import find_endless_loop, find_names_bound_in_loop
 
 LATER = float("inf")
 ENDLESS = {
@@ -61,3 +61,11 @@ def test_a_source_that_changed_after_the_program_started_says_nothing_of_it(tmp_
     os.utime(file, (1000, 1000))
     assert find_endless_loop(str(file), 2, started_s=1001) == 1
     assert find_endless_loop(str(file), 2, started_s=999) is None
+
+
+def test_the_names_that_the_innermost_loop_binds_are_known(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("while a:\n    b = 1\n    for c in d:\n        e = f(c)\n", encoding="utf-8")
+    assert find_names_bound_in_loop(str(file), 4, started_s=LATER) == {"c", "e"}
+    assert find_names_bound_in_loop(str(file), 2, started_s=LATER) == {"b", "c", "e"}
+    assert find_names_bound_in_loop(str(file), 9, started_s=LATER) is None
