@@ -23,7 +23,13 @@ OTHER = LAYOUT._replace(reducer=2)
 
 
 def train(
-    *, passes: int, reduced: int, layouts: tuple[BucketLayout, ...] = (LAYOUT,), optimizers: int = 1, counted: int = 0
+    *,
+    passes: int,
+    reduced: int,
+    layouts: tuple[BucketLayout, ...] = (LAYOUT,),
+    optimizers: int = 1,
+    counted: int = 0,
+    extra: int = 0,
 ) -> list[RankBuilder]:
     """Return two ranks whose passes take 20 ms, of which the last `reduced` of a step block for 12 ms more.
 
@@ -42,6 +48,10 @@ def train(
                     backward = rank.site("backward", line=7)
                     rank.op("all_reduce", t, t + took, nbytes=nbytes, site=backward, reduce_op="sum", dtype="float32")
                     t += took
+            backward = rank.site("backward", line=7)
+            for _ in range(extra):  # as under Join, one number each
+                rank.op("all_reduce", t, t + MS, nbytes=4, site=backward, reduce_op="sum", dtype="float32")
+                t += MS
             for _ in range(optimizers):
                 rank.span("optimizer", t, t + 5 * MS)
                 t += 5 * MS
@@ -82,6 +92,7 @@ def test_reductions_of_each_backward_pass_are_counted_and_all_but_the_last_could
         (3, 3, {"layouts": (LAYOUT, OTHER)}),
         (4, 4, {"layouts": ()}),  # nobody knows how many buckets there are
         (2, 2, {"optimizers": 2}),
+        (1, 1, {"extra": 2}),  # two reductions of one number beside those of two buckets
     ],
 )
 def test_gradients_that_are_reduced_once_or_perhaps_once_are_not_reported(

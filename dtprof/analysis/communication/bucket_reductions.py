@@ -6,7 +6,7 @@ two models its own) or where the quotient is no whole number (models that are tr
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,8 @@ from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis, find_apis
 from dtprof.job.axes import purpose_of
 from dtprof.records import codes, events
-from dtprof.records.tables import Array, RankTables, ids_named
+from dtprof.records.rank_log.ddp_buckets import COMPRESSION
+from dtprof.records.tables import Array, BucketLayout, RankTables, ids_named
 
 DDP, ALL_REDUCE = "ddp", "all_reduce"
 IS_WHOLE = 0.02
@@ -95,19 +96,28 @@ def find_superseded(rank: PlacedRank, rows: Column, step: Column) -> Mask:
 
 def count_buckets(tables: RankTables) -> Counter[str]:
     """Return how many buckets the models of a rank have now, by the name of the group that reduces them."""
-    newest = {layout.reducer: layout for layout in tables.bucket_layouts}
     buckets = Counter[str]()
-    for layout in newest.values():
+    for layout in _newest_layouts(tables):
         buckets[layout.group] += len(layout.sizes)
     return buckets
 
 
+def _newest_layouts(tables: RankTables) -> Iterable[BucketLayout]:
+    """Return the newest layout of each model of a rank."""
+    return {layout.reducer: layout for layout in tables.bucket_layouts}.values()
+
+
 def _are_buckets(tables: RankTables, operations: Array, apis: Apis) -> Mask:
-    """Say which operations reduce buckets: DDP also reduces maps of used parameters, which are integers."""
+    """Say which operations reduce buckets, by their sizes.
+
+    DDP also reduces maps of used parameters, which are integers, and under Join one number that counts the ranks left.
+    """
     if DDP not in apis.names:
         return np.zeros(len(operations), np.bool_)
     is_sum = ids_named(tables.ops, (ALL_REDUCE,))[operations["op"]] & np.isin(operations["dtype"], _WIDE)
-    return np.asarray(is_sum & (apis.of_operation == apis.names.index(DDP)))
+    sizes = [size // ratio for each in _newest_layouts(tables) for size in each.sizes for ratio in COMPRESSION]
+    of_ddp = apis.of_operation == apis.names.index(DDP)
+    return np.asarray(is_sum & of_ddp & np.isin(operations["nbytes"], sizes))
 
 
 def _optimizer_begins(tables: RankTables, spans: Array) -> Column:

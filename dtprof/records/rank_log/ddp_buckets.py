@@ -16,7 +16,8 @@ from dtprof.records import events, schema
 from dtprof.records.sites import Label, Site
 from dtprof.records.tables import UNKNOWN_NS, Array, BucketLayout, Group
 
-_COMPRESSION = (1, 2)
+COMPRESSION = (1, 2)
+"""Bytes of a bucket over those that are reduced: hooks of DDP send halves of it in fp16 or bf16."""
 _ALL_REDUCE = "all_reduce"
 _INT32 = [name for name, _ in schema.DTYPES].index("int32")
 _REDUCTION = Label(api="ddp", text="ddp reduction of gradients")
@@ -111,7 +112,7 @@ def _fit(operations: Array, rows: Sequence[int], layout: BucketLayout) -> dict[i
     index = 0
     for row in rows:
         nbytes = int(operations["nbytes"][row])
-        if index < len(layout.sizes) and any(layout.sizes[index] == nbytes * ratio for ratio in _COMPRESSION):
+        if index < len(layout.sizes) and any(layout.sizes[index] == nbytes * ratio for ratio in COMPRESSION):
             labels[row] = _bucket(index, layout.sizes[index])
             index += 1
         elif operations["dtype"][row] == _INT32 and operations["numel"][row] == layout.num_parameters:
