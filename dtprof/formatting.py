@@ -2,7 +2,7 @@
 
 import itertools
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 _TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
 _BANDWIDTHS = ((1_000_000_000, "GB/s"), (1_000_000, "MB/s"), (1_000, "kB/s"), (1, "B/s"))
@@ -29,6 +29,12 @@ def format_age(seconds: float) -> str:
 def format_bytes(nbytes: float | None) -> str:
     """Return a size in the binary unit that suits it: 1.2 GiB."""
     return _format(nbytes, _SIZES)
+
+
+def format_held(nbytes: Mapping[str, int]) -> str:
+    """Return memory by category, largest first, without what holds none: 40.0 MiB other, 6.00 MiB optimizer state."""
+    held = sorted(((size, name) for name, size in nbytes.items() if size), reverse=True)
+    return ", ".join(f"{format_bytes(size)} {name.replace('_', ' ')}" for size, name in held)
 
 
 def format_fraction(fraction: float | None, decimals: int = 1) -> str:

@@ -60,7 +60,20 @@ def _has_finished(run: SurveyedRun, tables: RankTables) -> bool:
 
 
 def describe_attempts(run: SurveyedRun, recoveries: Sequence[Recovery]) -> list[str]:
-    """Return the caveats about earlier attempts, which no other figure shows."""
+    """Return the caveats about how the job ended and about earlier attempts, which no other figure shows."""
+    return [*_describe_end(run), *_describe_restarts(run, recoveries)]
+
+
+def _describe_end(run: SurveyedRun) -> list[str]:
+    """Say what no rank's records show: that dtprof's signal ended them, or how a job without ranks ended."""
+    if run.manifest.stopped_on_hang:
+        return ["run: the job hung and dtprof stopped it, as --on-hang stop asked"]
+    if not run.folders and run.manifest.exit_status:
+        return [f"run: the command exited with status {run.manifest.exit_status}"]
+    return []
+
+
+def _describe_restarts(run: SurveyedRun, recoveries: Sequence[Recovery]) -> list[str]:
     newest = newest_attempt(run.folders)
     if not newest:
         return []

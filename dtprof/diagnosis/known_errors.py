@@ -15,8 +15,8 @@ SIGNALLED = {
 NATIVE_CRASH = "Native code crashed: take a core dump or set PYTHONFAULTHANDLER=1 for the stack."
 DEVICE_MEMORY = "Lower what the rank holds on its device: batch, sequence length, activations; see what grew before."
 NO_SUCH_MEMORY = (
-    "The host had no such memory left: ask for less at that line, lower what each rank holds (loader workers), or give "
-    "it more."
+    "Ask for less at that line, lower what each rank holds (loader workers), or give the host more; where it had "
+    "memory left, a limit of the process refused it (`ulimit -v`, vm.overcommit_memory)."
 )
 
 NCCL_RESOURCES = (
@@ -55,6 +55,8 @@ KNOWN = (
 
 _MOST_SHOWN = 160
 _NCCL_STATE = re.compile(r"(nccl\w+Error|ncclInvalid\w+): .*\nLast error: ?\n(.+)")
+_ENFORCED = re.compile(r"\[enforce fail at [^\]]*\] .*?\. (?=[A-Z])")
+"""What torch's CAFFE_ENFORCE writes before the message: a line of its own source and a condition."""
 _ON_DEVICE = ("CUDA out of memory", "HIP out of memory")
 _ON_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
@@ -68,6 +70,11 @@ def find_advice(type_name: str, message: str) -> str | None:
     return next((advice for words, advice in KNOWN if words in message), None)
 
 
+def name_exhausted(type_name: str, message: str) -> str | None:
+    """Return whose memory an exception says ran out: that of the `host` or the `device`; None for another one."""
+    return {DEVICE_MEMORY: "device", NO_SUCH_MEMORY: "host"}.get(find_advice(type_name, message) or "")
+
+
 def is_refused_by_host(message: str) -> bool:
     """Say whether NCCL failed because its own host refused it something."""
     return any(words in message for words, _ in NCCL_RESOURCES)
@@ -76,5 +83,5 @@ def is_refused_by_host(message: str) -> bool:
 def first_words(message: str) -> str:
     """Return the first words of the message of an exception, on one line; of NCCL's its state and its last error."""
     state = _NCCL_STATE.search(message)
-    line = f"{state[1]}: {state[2].strip()}" if state else message.strip().partition("\n")[0]
+    line = f"{state[1]}: {state[2].strip()}" if state else _ENFORCED.sub("", message.strip()).partition("\n")[0]
     return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 3].rstrip()}..."

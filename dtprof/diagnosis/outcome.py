@@ -89,7 +89,8 @@ def _outcome(job: JobState, findings: Sequence[Finding], left_open: tuple[str, .
     if job.sources == ("log",) and job.log is not None:
         return ("hang" if job.timed_out else "unknown"), (*left_open, *_log_words(job.log, is_reported=bool(left_open)))
     if not job.ranks:
-        return "unknown", ("no rank left a record: there is nothing to diagnose",)
+        ended = f"the command exited with status {status}, and " if status else ""
+        return "unknown", (f"{ended}no rank left a record: there is nothing to diagnose",)
     if status not in (None, 0):
         stopped = [rank.rank for rank in job.ranks.values() if rank.stopped_politely]
         lost = [rank for rank in job.ranks.values() if rank.transport_exception is not None]

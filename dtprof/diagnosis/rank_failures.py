@@ -13,6 +13,7 @@ from dtprof.diagnosis.blocked_ranks import (
 from dtprof.diagnosis.findings import Finding, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.stop_detection import stop_ns
+from dtprof.formatting import format_bytes
 from dtprof.job.issued_operations import Operation
 from dtprof.records.sites import Site
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
@@ -88,6 +89,19 @@ def find_first_failed(job: JobState) -> RankState | None:
 def oom_reports(job: JobState) -> tuple[str, ...]:
     """Return the sentences of a log that report the OOM killer."""
     return tuple(note.text for note in job.log.notes("oom-kill")) if job.log is not None else ()
+
+
+def resident_words(rank: RankState, job: JobState) -> list[str]:
+    """Give the RAM of a rank beside that of the other ranks of its host, where it was sampled."""
+    held = job.find_resident() if job.find_resident is not None else {}
+    if rank.rank not in held:
+        return []
+    others = sorted(nbytes for r, nbytes in held.items() if r != rank.rank and job.ranks[r].host == rank.host)
+    text = f"rank {rank.rank} held {format_bytes(held[rank.rank])} in RAM when last sampled"
+    if others:
+        low, high = format_bytes(others[0]), format_bytes(others[-1])
+        text += f", the other ranks of its host {low if low == high else f'{low} to {high}'}"
+    return [text]
 
 
 def end_ns(rank: RankState) -> int:

@@ -40,8 +40,11 @@ class DescribedGroup(Protocol):
 
 
 def axis_words(axis: str) -> str:
-    """Return for people an axis, or the description of groups that serve none: the group of all ranks is the world."""
-    return "world" if axis == DEFAULT_GROUP else axis
+    """Return for people an axis, or the description of groups that serve none: the group of all ranks is the world.
+
+    What torch counted, where the program described no group, is a number: `over group 1`, not `over 1`.
+    """
+    return "world" if axis == DEFAULT_GROUP else f"group {axis}" if axis.isdigit() else axis
 
 
 def purpose_of(group: DescribedGroup) -> str:

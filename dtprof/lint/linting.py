@@ -28,7 +28,8 @@ def lint(paths: Iterable[Path]) -> LintResult:
             problems.append(f"{path} cannot be read ({error.strerror})")
             unreadable |= named
         except SyntaxError as error:
-            problems.append(f"{path}:{error.lineno} is no Python source that this Python knows ({error.msg})")
+            place = path if error.lineno is None else f"{path}:{error.lineno}"  # None: of bytes that are no text
+            problems.append(f"{place} is no Python source that this Python knows ({error.msg})")
             unreadable |= named
         except (ValueError, RecursionError, MemoryError) as error:
             problems.append(f"{path} cannot be parsed ({error or type(error).__name__})")

@@ -418,6 +418,7 @@ def _manifest(document: dict[str, Any] | None) -> Manifest:
         started_realtime_ns=int_or_0(fields.get("started_realtime_ns")),
         ended_realtime_ns=int_or_0(fields.get("ended_realtime_ns")),
         exit_status=status if isinstance(status, int) else None,
+        stopped_on_hang=fields.get("stopped_on_hang") is True,
         hosts=words("hosts"),
         dtprof_version=str(fields.get("dtprof_version", "")),
         settings={str(k): str(v) for k, v in settings.items()} if isinstance(settings, dict) else {},

@@ -480,6 +480,7 @@ class Manifest:
     started_realtime_ns: int = 0
     ended_realtime_ns: int = 0  # 0: still running, or dtprof itself was killed
     exit_status: int | None = None
+    stopped_on_hang: bool = False  # by dtprof
     hosts: tuple[str, ...] = ()
     dtprof_version: str = ""
     settings: dict[str, str] = field(default_factory=dict)

@@ -226,6 +226,13 @@ def test_an_empty_run_is_summarised_in_sentences() -> None:
     check_invariants(summary)
 
 
+def test_how_a_job_ended_is_said_where_no_rank_can_show_it() -> None:
+    assert told(summarise(MemoryRun([], manifest=Manifest(exit_status=2))), "the command exited with status 2")
+    assert not told(summarise(MemoryRun([], manifest=Manifest(exit_status=0))), "the command exited")
+    stopped = summarise(MemoryRun(train(1), manifest=Manifest(exit_status=3, stopped_on_hang=True)))
+    assert told(stopped, "dtprof stopped it")
+
+
 def test_a_damaged_world_size_does_not_invent_ranks() -> None:
     rank = train(1)[0]
     rank.world_size = 2**31 - 1

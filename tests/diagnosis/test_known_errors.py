@@ -38,6 +38,7 @@ def test_what_held_the_memory_that_ran_out_is_reported_largest_first(tmp_path: P
     finding = crash(tmp_path, "torch.OutOfMemoryError", message, told=message)
     assert "rank 1 held on cuda:0: 40.0 MiB other, 6.00 MiB optimizer state, 3.00 MiB parameters" in finding.evidence
     assert finding.advice == (DEVICE_MEMORY,)
+    assert finding.summary.startswith("Rank 1 ran out of device memory at ")
 
 
 def test_memory_that_ran_out_in_another_exception_is_not_known(tmp_path: Path) -> None:
@@ -47,7 +48,10 @@ def test_memory_that_ran_out_in_another_exception_is_not_known(tmp_path: Path) -
 
 
 def test_a_host_without_such_memory_is_no_mere_error_of_the_line(tmp_path: Path) -> None:
-    assert crash(tmp_path, "RuntimeError", f"{ALLOCATOR} allocate 281474976710656 bytes.").advice == (NO_SUCH_MEMORY,)
+    finding = crash(tmp_path, "RuntimeError", f"{ALLOCATOR} allocate 281474976710656 bytes.")
+    assert finding.advice == (NO_SUCH_MEMORY,)
+    assert finding.summary.startswith("Rank 1 ran out of host memory at ")
+    assert finding.evidence[0].startswith("rank 1: RuntimeError: DefaultCPUAllocator: can't allocate memory")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,7 @@ def test_a_host_without_such_memory_is_no_mere_error_of_the_line(tmp_path: Path)
         ("RuntimeError", "Expected to have finished reduction in the prior iteration before ...", "find_unused"),
         ("RuntimeError", "CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING"),
         ("OSError", "[Errno 24] Too many open files", "ulimit"),
-        ("MemoryError", "", "no such memory"),
+        ("MemoryError", "", "ulimit -v"),
         ("OutOfMemoryError", "HIP out of memory", "on its device"),
     ],
 )

@@ -213,3 +213,9 @@ def test_what_a_rank_did_after_dtprof_stopped_the_job_is_no_evidence(tmp_path: P
     [finding] = verdict.findings
     assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("hang", "rank-stuck", (1,))
     assert finding.waiting_ranks == (0,)
+
+
+def test_a_command_that_fails_before_any_rank_is_told_with_its_status(tmp_path: Path) -> None:
+    verdict = diagnose_run(write_run(tmp_path / "run", [], exit_status=2))
+    assert (verdict.outcome, verdict.findings) == ("unknown", ())
+    assert verdict.cannot_tell[0].startswith("the command exited with status 2")

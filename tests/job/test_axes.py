@@ -31,7 +31,7 @@ def test_a_group_is_for_its_axis_else_for_what_the_program_says(
 
 
 def test_the_group_of_all_ranks_is_the_world_for_people() -> None:
-    assert [axis_words(axis) for axis in ("default_pg", "tp", "losses")] == ["world", "tp", "losses"]
+    assert [axis_words(axis) for axis in ("default_pg", "tp", "losses", "1")] == ["world", "tp", "losses", "group 1"]
 
 
 def test_a_group_is_named_by_its_purpose_and_by_its_name_where_others_serve_the_same() -> None:

@@ -511,6 +511,7 @@ def test_files_that_are_no_source_are_reported_and_the_others_read(tmp_path: Pat
     assert len(result.findings) == 1
     assert result.files == 1
     assert len(result.problems) == 3
+    assert not any("None" in problem for problem in result.problems)
     assert not result.unreadable
     assert lint([tmp_path / "bad.py"]).unreadable
     assert lint([tmp_path / "absent.py"]).unreadable

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.analysis.results import CollectiveResult, GroupResult, PipelineResult, Summary
+from dtprof.analysis.results import CollectiveResult, GroupResult, Headroom, PipelineResult, Summary
 from dtprof.analysis.run_summary import summarise
+from dtprof.records.tables import OutOfMemory
 from dtprof.report.text.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder
 
@@ -42,6 +43,19 @@ def test_it_fits_under_forty_lines_of_eighty_columns(num_ranks: int) -> None:
     assert len(lines) < 30
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "next        dtprof report a-run"
+
+
+def test_the_headroom_stands_beside_the_memory_that_ran_out_and_who_held_what() -> None:
+    summary = summary_of(2)
+    held = {"parameters": 3 << 20, "gradients": 0, "optimizer_state": 6 << 20, "other": 40 << 20}
+    failure = OutOfMemory(t_ns=1, device="cpu", message="", live_bytes=None, held_bytes=held, largest="other")
+    room = Headroom(host="a", device="host", capacity_bytes=8 << 30, most_used_bytes=6 << 30, headroom_bytes=2 << 30)
+    ranks = (summary.ranks[0], replace(summary.ranks[1], out_of_memory=(failure,)))
+    lines = summary_text(replace(summary, ranks=ranks, headroom=(room,))).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("ran out"))
+    assert "of memory on cpu: rank 1; it held 40.0 MiB other" in lines[at]
+    assert [line for line in lines if line.startswith("headroom")] == ["headroom    2.00 GiB of 8.00 GiB left on a"]
+    assert lines.index("headroom    2.00 GiB of 8.00 GiB left on a") == at + 2
 
 
 def test_it_shows_real_figures() -> None:

@@ -39,6 +39,12 @@ def test_nothing_is_said_of_ranks_with_which_no_slowdown_goes() -> None:
     assert "of the slowdown" not in text_of(-0.66)
 
 
+def test_the_interval_of_a_change_that_lengthens_steps_has_the_sign_of_its_words() -> None:
+    """A gain of -20 % between -30 and -10 %: steps are longer by 10 to 30 %."""
+    assert any("20.0 % longer (10.0 % to 30.0 %)" in line for line in table_of(-0.2))
+    assert any("20.0 % shorter (10.0 % to 30.0 %)" in line for line in table_of(0.2))
+
+
 def table_of(*gains: float) -> list[str]:
     scenarios = tuple(
         Scenario(fix=(f"rank={rank}",), step_ns=100e6, gain=gain, interval=(gain - 0.1, gain + 0.1), assumes="")
@@ -50,7 +56,7 @@ def table_of(*gains: float) -> list[str]:
 def test_changes_that_gain_nothing_are_counted_and_a_negative_zero_is_none() -> None:
     lines = table_of(0.2, -0.0004, 0.0001)
     assert [line.split()[0] for line in lines if line.startswith("rank=")] == ["rank=0"]
-    assert "2 more, 2 of them of 0.0 %: --json" in lines
+    assert "2 more, of 0.0 %: --json" in lines
     (only,) = [line for line in table_of(-0.0004) if line.startswith("rank=0")]
     assert " 0.0 % " in only
     assert "-0.0" not in only

@@ -6,11 +6,11 @@ from dtprof.diagnosis.blocked_ranks import first_blocking_of, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.known_errors import find_advice, first_words
+from dtprof.diagnosis.known_errors import find_advice, first_words, name_exhausted
 from dtprof.diagnosis.parting_calls import find_way_out
-from dtprof.diagnosis.rank_failures import exit_finding, find_first_failed, has_crashed, oom_reports
+from dtprof.diagnosis.rank_failures import exit_finding, find_first_failed, has_crashed, oom_reports, resident_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.formatting import format_bytes, list_ranks
+from dtprof.formatting import format_held, list_ranks
 from dtprof.records.tables import ExceptionRecord
 
 
@@ -55,7 +55,10 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
     facts = [f"{f'rank {first.rank}' if first in named else 'a rank'}: {text}{at_line(error.frame)}"]
     if others:
         facts.append(f"{list_ranks(others)} raised later, with another exception or at another line")
+    exhausted = name_exhausted(error.type, error.message)
     facts += _exhausted_words(first, error)
+    if exhausted == "host" and first in named:
+        facts += resident_words(first, job)
     lost = [r.rank for r in job.ranks.values() if r.transport_exception is not None]
     if lost:
         why = (
@@ -67,7 +70,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
     known = find_advice(error.type, error.message)
     return exit_finding(
         "rank-crashed",
-        f"{name} raised {text}{at_line(error.frame)}",
+        f"{name} {f'ran out of {exhausted} memory' if exhausted else f'raised {text}'}{at_line(error.frame)}",
         culprits,
         sites,
         job,
@@ -113,9 +116,7 @@ def _exhausted_words(rank: RankState, error: ExceptionRecord) -> list[str]:
     found = next((one for one in rank.out_of_memory if one.message[:200] == error.message[:200]), None)
     if found is None or not any(found.held_bytes.values()):
         return []
-    held = sorted(((nbytes, name) for name, nbytes in found.held_bytes.items() if nbytes), reverse=True)
-    words = ", ".join(f"{format_bytes(nbytes)} {name.replace('_', ' ')}" for nbytes, name in held)
-    return [f"rank {rank.rank} held on {found.device}: {words}"]
+    return [f"rank {rank.rank} held on {found.device}: {format_held(found.held_bytes)}"]
 
 
 RULES: Declared = (

@@ -14,6 +14,7 @@ from dtprof.diagnosis.rank_failures import (
     find_first_failed,
     has_crashed,
     oom_reports,
+    resident_words,
     was_killed,
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -59,19 +60,6 @@ def find_late_death(case: Case) -> Iterator[Finding]:
 
 def _aborted_in_operation(rank: RankState) -> bool:
     return rank.signal_name in NATIVE_CRASHES and rank.first_blocking is not None
-
-
-def _memory_words(rank: RankState, job: JobState) -> list[str]:
-    """Give the RAM of a rank beside that of the other ranks of its host, where it was sampled."""
-    held = job.find_resident() if job.find_resident is not None else {}
-    if rank.rank not in held:
-        return []
-    others = sorted(nbytes for r, nbytes in held.items() if r != rank.rank and job.ranks[r].host == rank.host)
-    text = f"rank {rank.rank} held {format_bytes(held[rank.rank])} in RAM when last sampled"
-    if others:
-        low, high = format_bytes(others[0]), format_bytes(others[-1])
-        text += f", the other ranks of its host {low if low == high else f'{low} to {high}'}"
-    return [text]
 
 
 def _last_seen_words(rank: RankState) -> str:
@@ -153,16 +141,16 @@ def _killed_finding(rank: RankState, job: JobState) -> Finding:
         facts.append(
             f"the kernel's OOM killer struck {plural(job.oom_kills, 'time')} in this job's cgroup while it ran"
         )
-        facts += _memory_words(rank, job)
+        facts += resident_words(rank, job)
         advice = [OUT_OF_MEMORY]
     elif name == "SIGKILL" and (words := _kernel_words(rank, job)):
-        facts += [*words, *_memory_words(rank, job)]
+        facts += [*words, *resident_words(rank, job)]
         advice = [OUT_OF_MEMORY]
     elif name == "SIGKILL" and (words := _host_words(job)):
-        facts += [*words, *_memory_use_words(rank, job), *_memory_words(rank, job)]
+        facts += [*words, *_memory_use_words(rank, job), *resident_words(rank, job)]
         advice = [OUT_OF_MEMORY, *advice]
     elif name == "SIGKILL" and (words := _memory_use_words(rank, job)):
-        facts += [*words, *_memory_words(rank, job)]
+        facts += [*words, *resident_words(rank, job)]
     elif late:
         facts.append("the program had exited without an error: this happened while the interpreter shut down")
         if name == "SIGABRT":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dtprof.analysis.results import Assumption, GpuUse, Headroom, RankResult, Summary
-from dtprof.formatting import format_bytes, format_fraction, plural
+from dtprof.formatting import format_bytes, format_fraction, format_held, plural
 from dtprof.report.text.labelled_lines import labelled
 
 MAX_TROUBLED = 2
@@ -13,18 +13,34 @@ _SCHEMES = {"none": "unsharded", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": 
 
 
 def memory_lines(summary: Summary) -> list[str]:
-    """Return the peak memory and a leak; nothing where they are unknown."""
-    return [*_peak_lines(summary.ranks), *_growth_lines(summary.ranks)]
+    """Return the peak memory, a leak and where memory ran out, then with the headroom; nothing where unknown."""
+    lines = [*_peak_lines(summary.ranks), *_growth_lines(summary.ranks), *_exhausted_lines(summary.ranks)]
+    return [*lines, *(_headroom_lines(summary.headroom) if _is_short(summary.ranks) else ())]
 
 
 def capacity_lines(summary: Summary) -> dict[str, list[str]]:
     """Return the lines of the model state beside its formula and of the headroom, by label, as far as known."""
     lines = {
         "model state": _formula_lines(summary.ranks, summary.memory_assumptions),
-        "headroom": _headroom_lines(summary.headroom),
+        "headroom": [] if _is_short(summary.ranks) else _headroom_lines(summary.headroom),  # above, beside the cause
     }
     lines["gpus"] = _gpu_lines(summary.gpus)
     return {label: shown for label, shown in lines.items() if shown}
+
+
+def _is_short(ranks: Sequence[RankResult]) -> bool:
+    return any(rank.out_of_memory or (rank.memory_growth is not None and rank.memory_growth.leaks) for rank in ranks)
+
+
+def _exhausted_lines(ranks: Sequence[RankResult]) -> list[str]:
+    """Return what the first rank that ran out of memory held then, and how many others did."""
+    failed = [(failure.t_ns, rank.rank, failure) for rank in ranks for failure in rank.out_of_memory[:1]]
+    if not failed:
+        return []
+    _, rank, failure = min(failed, key=lambda item: item[:2])
+    others = f", and {plural(len(failed) - 1, 'other rank')}" if len(failed) > 1 else ""
+    held = f"; it held {format_held(failure.held_bytes)}" if any(failure.held_bytes.values()) else ""
+    return labelled("ran out", f"of memory on {failure.device}: rank {rank}{others}{held}")
 
 
 def _growth_lines(ranks: Sequence[RankResult]) -> list[str]:

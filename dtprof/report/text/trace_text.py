@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 
 from dtprof.analysis.timeline.window_joining import JoinedWindow, RankWindows
-from dtprof.formatting import format_bytes, format_count, format_fraction, format_ns, format_table, join_lines, shorten
+from dtprof.formatting import (
+    format_bytes,
+    format_count,
+    format_fraction,
+    format_held,
+    format_ns,
+    format_table,
+    join_lines,
+    shorten,
+)
 from dtprof.records.tables import Snapshot
 
 MOST_CHARACTERS = 60
@@ -81,7 +90,5 @@ def _snapshot(rank: RankWindows, snapshot: Snapshot) -> str:
     what = f"rank {rank.rank}, after step {snapshot.step}, memory"
     if snapshot.state != "written":
         return f"{what}: no snapshot: {snapshot.reason}"
-    held = ", ".join(
-        f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in snapshot.held_bytes.items() if size
-    )
+    held = format_held(snapshot.held_bytes)
     return f"{what} ({snapshot.why}): {rank.path_of(snapshot.file)}" + (f"; {held}" if held else "")

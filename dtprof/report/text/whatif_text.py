@@ -51,8 +51,9 @@ def whatif_text(result: Prediction) -> str:
         shown = result.telling[:MAX_ROWS]
         lines += ["", *format_table([("change", "step", "gain", "between"), *map(_row, shown)])]
         if len(shown) < len(known):
-            small = len(known) - len(result.telling)
-            lines.append(f"{len(known) - len(shown)} more{f', {small} of them of 0.0 %' if small else ''}: --json")
+            hidden, small = len(known) - len(shown), len(known) - len(result.telling)
+            which = f", {'' if small == hidden else f'{small} of them '}of 0.0 %" if small else ""
+            lines.append(f"{hidden} more{which}: --json")
         lines.append("")
         assumed = (part for scenario in shown for part in scenario.assumes.split("; ") if part)
         for assumption in dict.fromkeys(assumed):
@@ -72,7 +73,7 @@ def _headline(result: Prediction) -> str:
         return NO_GAIN
     name = " with ".join(best.fix)
     change = f"{100 * abs(best.gain):.1f} % {'shorter' if best.gain >= 0 else 'longer'}"
-    between = _between(best)
+    between = _between(best.interval, is_loss=best.gain < 0)
     return f"{name}: steps of {format_ns(best.step_ns)}, {change}{f' ({between})' if between else ''}"
 
 
@@ -88,15 +89,16 @@ def _format_recovered(share: float) -> str:
     return f"{'all' if share >= 1 else format_fraction(share, 0)} of the slowdown goes"
 
 
-def _between(scenario: Scenario) -> str:
-    if scenario.interval is None:
+def _between(gain: tuple[float, float] | None, *, is_loss: bool = False) -> str:
+    """Return the bounds of a gain, lowest first; of a loss, beside words that say `longer`, with the signs of those."""
+    if gain is None:
         return ""
-    return " to ".join(map(_percent, scenario.interval))
+    return " to ".join(map(_percent, (-gain[1], -gain[0]) if is_loss else gain))
 
 
 def _row(scenario: Scenario) -> tuple[str, ...]:
     gain = _percent(scenario.gain) if scenario.gain is not None else "-"
-    return " ".join(scenario.fix), format_ns(scenario.step_ns), gain, _between(scenario)
+    return " ".join(scenario.fix), format_ns(scenario.step_ns), gain, _between(scenario.interval)
 
 
 def _percent(share: float) -> str:
