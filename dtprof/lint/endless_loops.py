@@ -29,7 +29,7 @@ def find_endless_loop(file: str, line: int, *, started_s: float) -> int | None:
     Parameters:
         started_s: when the program started, seconds since 1970; a source that changed since says nothing of it.
     """
-    around = _list_loops(file, line, started_s, ast.While)
+    around = _list_loops(file, line, started_s)
     return next((loop.lineno for loop in around if isinstance(loop, ast.While) and _is_endless(loop)), None)
 
 
@@ -39,11 +39,11 @@ def find_names_bound_in_loop(file: str, line: int, *, started_s: float) -> set[s
     Parameters:
         started_s: as above.
     """
-    around = _list_loops(file, line, started_s, (ast.While, ast.For))
+    around = _list_loops(file, line, started_s)
     return _bound_names(max(around, key=lambda loop: loop.lineno)) if around else None
 
 
-def _list_loops(file: str, line: int, started_s: float, kinds: type | tuple[type, ...]) -> list[ast.stmt]:
+def _list_loops(file: str, line: int, started_s: float) -> list[ast.While | ast.For]:
     """Return the loops around a line, of its own function."""
     try:
         if Path(file).stat().st_mtime >= started_s:
@@ -54,10 +54,7 @@ def _list_loops(file: str, line: int, started_s: float, kinds: type | tuple[type
     return [
         node
         for node in ast.walk(tree)
-        if isinstance(node, kinds)
-        and isinstance(node, ast.stmt)
-        and _holds(node, line)
-        and not _in_inner_scope(node, line)
+        if isinstance(node, ast.While | ast.For) and _holds(node, line) and not _in_inner_scope(node, line)
     ]
 
 
@@ -83,6 +80,8 @@ def _is_endless(loop: ast.While) -> bool:
     return all(isinstance(node, (*plain, ast.cmpop, ast.expr_context)) for node in parts) and not reads & bound
 
 
-def _bound_names(loop: ast.stmt) -> set[str]:
-    names = (node for node in ast.walk(loop) if isinstance(node, ast.Name))
+def _bound_names(loop: ast.While | ast.For) -> set[str]:
+    """Return the names that rounds of a loop bind: what stands in its `else` runs after them."""
+    rounds = (*loop.body, loop.test if isinstance(loop, ast.While) else loop.target)
+    names = (node for part in rounds for node in ast.walk(part) if isinstance(node, ast.Name))
     return {node.id for node in names if not isinstance(node.ctx, ast.Load)}

@@ -13,6 +13,7 @@ ENDLESS = {
     "counts": "n = 0\nwhile 1:\n    n += 1  # here",
     "waits for a flag that another thread sets": "while not done:\n    pass  # here",
     "compares": "while n < 3 and not (a or b):\n    m = n  # here",
+    "binds its name in an else, after its end": "while not done:\n    n = 1  # here\nelse:\n    done = True",
     "an inner loop that ends": "while True:\n    for i in items:\n        total = i  # here",
 }
 ENDS = {
