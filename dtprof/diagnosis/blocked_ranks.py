@@ -60,13 +60,13 @@ def find_followers(job: JobState, ranks: Collection[int]) -> set[int]:
     return found - set(ranks)
 
 
-def _follows(wait: Wait, explained: Collection[int]) -> bool:
+def _follows(wait: Wait, ranks: Collection[int]) -> bool:
     if wait.awaited:
-        hits = (rank in explained for rank in wait.awaited)
+        hits = (rank in ranks for rank in wait.awaited)
         return all(hits) if wait.any_of_them else any(hits)
     # All have issued it, or nobody knows: it cannot complete while something else blocks a member.
     operation = wait.operation
-    return operation.peer_rank in explained if operation.p2p else any(r in explained for r in operation.group.ranks)
+    return operation.peer_rank in ranks if operation.p2p else any(member in ranks for member in operation.group.ranks)
 
 
 def first_blocking_of(job: JobState, ranks: Iterable[int]) -> dict[int, Operation]:

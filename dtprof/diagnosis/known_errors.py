@@ -63,16 +63,19 @@ _ON_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: 
 
 def find_advice(type_name: str, message: str) -> str | None:
     """Return the advice for an exception; None where its own text is enough."""
-    if "OutOfMemory" in type_name or any(words in message for words in _ON_DEVICE):
-        return DEVICE_MEMORY
-    if type_name == "MemoryError" or any(words in message for words in _ON_HOST):
-        return NO_SUCH_MEMORY
+    exhausted = name_exhausted(type_name, message)
+    if exhausted is not None:
+        return DEVICE_MEMORY if exhausted == "device" else NO_SUCH_MEMORY
     return next((advice for words, advice in KNOWN if words in message), None)
 
 
 def name_exhausted(type_name: str, message: str) -> str | None:
     """Return whose memory an exception says ran out: that of the `host` or the `device`; None for another one."""
-    return {DEVICE_MEMORY: "device", NO_SUCH_MEMORY: "host"}.get(find_advice(type_name, message) or "")
+    if "OutOfMemory" in type_name or any(words in message for words in _ON_DEVICE):
+        return "device"
+    if type_name == "MemoryError" or any(words in message for words in _ON_HOST):
+        return "host"
+    return None
 
 
 def is_refused_by_host(message: str) -> bool:

@@ -1,10 +1,8 @@
 """Find the lines at which a rank spends its time in Python of its own, between the parts of a step that torch runs."""
 
 import re
-from collections import Counter
-from dataclasses import dataclass
 
-from dtprof.launch.stack_profiles import Frame, Profile, find_innermost
+from dtprof.launch.stack_profiles import Frame, Profile, ProfiledLine, find_innermost
 from dtprof.records.user_files import is_user_file
 
 MIN_SHARE = 0.1
@@ -16,18 +14,11 @@ _RUN_BY_TORCH = re.compile(
     r"/torch/(_dynamo|_functorch|_inductor|autograd|distributed|fx|nn|optim|serialization)\b|/torch/_tensor\.py$"
 )
 """Frames of forward and backward passes, compilation, optimizers, communication and checkpoints."""
+_Stack = tuple[list[Frame], tuple[Frame, ...], int]
+"""The lines of the program in a stack, the stack, outermost frame first, and its samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HotLine:
-    """A line of the program, its share of the rank's time, and the frame that tells what it does."""
-
-    frame: Frame
-    share: float
-    innermost: Frame
-
-
-def find_hot_lines(profile: Profile) -> list[HotLine]:
+def find_hot_lines(profile: Profile) -> list[ProfiledLine]:
     """Return the lines with most of the time outside of what torch runs, the costliest first.
 
     Of a line and the lines that it calls the deepest that holds most of the caller's time is named: the call in the
@@ -35,30 +26,35 @@ def find_hot_lines(profile: Profile) -> list[HotLine]:
     """
     if profile.samples < FEWEST_SAMPLES:
         return []
-    own: Counter[tuple[Frame, ...]] = Counter()
-    for stack, count in profile.stacks.items():
-        if not any(_RUN_BY_TORCH.search(frame.file) for frame in stack):
-            own[stack] += count
-    lines = _descend(own, 0, profile.samples)
-    return sorted(lines, key=lambda line: line.share, reverse=True)
+    stacks = [
+        (_user_lines(stack), stack, count)
+        for stack, count in profile.stacks.items()
+        if not any(_RUN_BY_TORCH.search(frame.file) for frame in stack)
+    ]
+    return sorted(_descend(stacks, 0, profile.samples), key=lambda line: line.share, reverse=True)
 
 
-def _descend(stacks: Counter[tuple[Frame, ...]], depth: int, samples: int) -> list[HotLine]:
-    """Return the lines to name of stacks that agree in their `depth` outermost frames of the program."""
-    called: dict[Frame, Counter[tuple[Frame, ...]]] = {}
-    for stack, count in stacks.items():
-        lines = _user_lines(stack)
-        if depth < len(lines):
-            called.setdefault(lines[depth], Counter())[stack] = count
-    largest = max(map(Counter.total, called.values()), default=0)
-    if depth and largest < MOST_OF_CALLER * stacks.total():
-        return [_name(stacks, depth, samples)]
+def _descend(stacks: list[_Stack], depth: int, samples: int) -> list[ProfiledLine]:
+    """Return the lines to name of stacks that agree in their `depth` outermost lines of the program."""
+    called: dict[Frame, list[_Stack]] = {}
+    for stack in stacks:
+        if depth < len(stack[0]):
+            called.setdefault(stack[0][depth], []).append(stack)
+    largest = max(map(_count, called.values()), default=0)
+    if depth and largest < MOST_OF_CALLER * _count(stacks):
+        lines, frames, _ = max(stacks, key=lambda stack: stack[2])
+        frame, share = lines[depth - 1], round(_count(stacks) / samples, 3)
+        return [ProfiledLine(frame=frame, share=share, innermost=find_innermost(frames[frames.index(frame) :]))]
     return [
         line
         for each in called.values()
-        if each.total() >= MIN_SHARE * samples
+        if _count(each) >= MIN_SHARE * samples
         for line in _descend(each, depth + 1, samples)
     ]
+
+
+def _count(stacks: list[_Stack]) -> int:
+    return sum(count for _, _, count in stacks)
 
 
 def _user_lines(stack: tuple[Frame, ...]) -> list[Frame]:
@@ -68,13 +64,3 @@ def _user_lines(stack: tuple[Frame, ...]) -> list[Frame]:
         if is_user_file(frame.file) and (not lines or lines[-1][:2] != frame[:2]):
             lines.append(frame)
     return lines
-
-
-def _name(stacks: Counter[tuple[Frame, ...]], depth: int, samples: int) -> HotLine:
-    stack = max(stacks, key=stacks.__getitem__)
-    frame = _user_lines(stack)[depth - 1]
-    return HotLine(
-        frame=frame,
-        share=round(stacks.total() / samples, 3),
-        innermost=find_innermost(stack[stack.index(frame) :]),
-    )

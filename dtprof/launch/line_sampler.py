@@ -9,14 +9,22 @@ Both are a few samplings in a job.
 
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtprof import fence
 from dtprof.launch.hot_lines import find_hot_lines
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
-from dtprof.launch.stack_profiles import IN_OPERATION, Frame, Profile, describe_work, find_innermost, take_profiles
+from dtprof.launch.stack_profiles import (
+    IN_OPERATION,
+    Frame,
+    Profile,
+    ProfiledLine,
+    describe_work,
+    find_innermost,
+    name_inner,
+    take_profiles,
+)
 from dtprof.records import paths, writer
 from dtprof.records.shared_follower import Subscription
 from dtprof.records.user_files import is_user_file
@@ -40,17 +48,8 @@ ALONE_SAMPLINGS, ALONE_PAUSE_S = 2, 600.0
 """Samplings of a rank alone, and the time between them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """The line at which a late rank spends more of its time than one that is on time, and its activity there."""
-
-    frame: Frame
-    share: float  # of its time, more than the other
-    innermost: Frame
-
-
-def compare_profiles(late: Profile, on_time: Profile) -> Difference | None:
-    """Return where the late rank spends its time; None where no line stands out."""
+def compare_profiles(late: Profile, on_time: Profile) -> ProfiledLine | None:
+    """Return the line that the late rank spends most more of its time at; None where no line stands out."""
     if min(late.samples, on_time.samples) < FEWEST_SAMPLES:
         return None
     lines, others = _by_line(late), _by_line(on_time)
@@ -62,7 +61,7 @@ def compare_profiles(late: Profile, on_time: Profile) -> Difference | None:
     if frame is None or shares[frame] < MIN_EXCESS:
         return None
     (innermost, _), *_ = lines[frame].most_common(1)
-    return Difference(frame=frame, share=round(shares[frame], 3), innermost=innermost)
+    return ProfiledLine(frame=frame, share=round(shares[frame], 3), innermost=innermost)
 
 
 def _by_line(profile: Profile) -> dict[Frame, Counter[Frame]]:
@@ -157,23 +156,15 @@ class LineSampler:
         if found is None:
             return
         row = _about(lateness.late, late) | {"on_time": lateness.on_time}
-        does = describe_work(found.innermost, share=found.share, rates=rates, others=others)
-        if does is None:
-            inner = "" if is_user_file(found.innermost.file) else f" in {found.innermost.function}"
-            does = f"what it does{inner} is not known"
-        writer.append_line(self._folder / paths.LATENESS, row | _line(found.frame, found.share, found.innermost, does))
+        does = describe_work(found, rates, others) or f"what it does{name_inner(found)} is not known"
+        writer.append_line(self._folder / paths.LATENESS, row | _described(found, does))
 
     def _sample_alone(self, progress: Progress, step_s: float) -> None:
         shortest_s, longest_s = ALONE_SAMPLE_S
         duration_s = min(max(ALONE_STEPS * step_s, shortest_s), longest_s)
         rank, rate = progress.rank, max(ALONE_SAMPLES / duration_s, 1)
         for profile, rates in take_profiles([progress.pid], self._thread.ended, duration_s=duration_s, rate=rate):
-            lines = [
-                _line(
-                    line.frame, line.share, line.innermost, describe_work(line.innermost, share=line.share, rates=rates)
-                )
-                for line in find_hot_lines(profile)
-            ]
+            lines = [_described(line, describe_work(line, rates)) for line in find_hot_lines(profile)]
             writer.append_line(self._folder / paths.HOT_LINES, _about(rank, profile) | {"lines": lines})
 
 
@@ -181,6 +172,6 @@ def _about(rank: int, profile: Profile) -> dict[str, Any]:
     return {"t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC), "rank": rank, "samples": profile.samples}
 
 
-def _line(frame: Frame, share: float, innermost: Frame, does: str | None) -> dict[str, Any]:
-    of_inner = {"inner_file": innermost.file, "inner_function": innermost.function}
-    return {**frame._asdict(), "share": share, **of_inner, "does": does}
+def _described(line: ProfiledLine, does: str | None) -> dict[str, Any]:
+    of_inner = {"inner_file": line.innermost.file, "inner_function": line.innermost.function}
+    return {**line.frame._asdict(), "share": line.share, **of_inner, "does": does}

@@ -56,6 +56,15 @@ def read_profile(text: str) -> Profile:
     return Profile(samples=stacks.total(), stacks=stacks)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProfiledLine:
+    """A line of the program, a share of the process's time, and the frame that tells what it does there."""
+
+    frame: Frame
+    share: float
+    innermost: Frame
+
+
 def find_innermost(called: Sequence[Frame]) -> Frame:
     """Return the frame that tells what the first of these does: the innermost or that of a data loader.
 
@@ -83,28 +92,33 @@ class WorkRates:
         return cls(cores=rate("cpu_s"), delayed=rate("delayed_s"), bytes_per_s=rate("io_bytes"))
 
 
-def describe_work(innermost: Frame, *, share: float, rates: WorkRates, others: WorkRates = WorkRates()) -> str | None:
-    """Describe the activity of a process at a line where it spends a share of its time; None: its counters do not tell.
+def describe_work(line: ProfiledLine, rates: WorkRates, others: WorkRates = WorkRates()) -> str | None:
+    """Describe the activity of a process at a line; None: its counters do not tell.
 
     A process on time sends the same messages: what a late one reads and writes beyond such an `other` is its own. The
     processor's time is that of the whole process: it tells of a line at which the process mostly is.
     """
-    if LOADER in innermost.file:
+    if LOADER in line.innermost.file:
         return "it waits for its data loader"
     if rates.bytes_per_s is not None and others.bytes_per_s is not None:
         beyond = rates.bytes_per_s - others.bytes_per_s
         if beyond >= FILES_BYTES_A_SECOND:
             return f"it reads and writes files or pipes, {beyond / 1e6:,.0f} MB a second"
     cores = rates.cores
-    if cores is None or share < MOSTLY:
+    if cores is None or line.share < MOSTLY:
         return None
-    inner = "" if is_user_file(innermost.file) else f" in {innermost.function}"
+    inner = name_inner(line)
     used = f"using {format_fraction(cores, 0)} of a core"
     delayed = rates.delayed or 0.0
     if delayed >= IDLE_SHARE:
         used += f" and waiting for one {format_fraction(delayed, 0)} of the time"
     does = "computes" if cores + delayed >= IDLE_SHARE else "sleeps or waits"
     return f"it {does}{inner}, {used}"
+
+
+def name_inner(line: ProfiledLine) -> str:
+    """Return ` in FUNCTION` where a line is in a function that is not the program's; else nothing."""
+    return "" if is_user_file(line.innermost.file) else f" in {line.innermost.function}"
 
 
 def take_profiles(

@@ -40,7 +40,7 @@ def train(
     return ranks
 
 
-def told(summary: Summary, words: str) -> bool:
+def has_caveat(summary: Summary, words: str) -> bool:
     return any(words in caveat for caveat in summary.cannot_tell)
 
 
@@ -72,7 +72,7 @@ def test_steps_after_a_gap_keep_their_numbers_and_those_between_dilute_nothing()
             rank.span("optimizer", begin + 90 * MS, begin + 95 * MS, step=step)
     summary = summarise(MemoryRun(ranks))
     assert summary.steps.used == (52, 62)
-    assert told(summary, "4 more are known of every rank, but some between were dropped")
+    assert has_caveat(summary, "4 more are known of every rank, but some between were dropped")
     assert list(summary.step_series[0].steps) == [*range(2, 6), *range(52, 63)]
     assert set(summary.step_series[0].duration_ns) == {100 * MS}
     assert [(one.rank, one.blame_ns_per_step) for one in summary.stragglers] == [(1, 20 * MS)]
@@ -106,7 +106,7 @@ def test_a_missing_rank_is_named_and_the_others_are_analysed() -> None:
     summary = summarise(MemoryRun([ranks[0], ranks[2]]))
     assert summary.missing_ranks == (1,)
     assert not summary.complete
-    assert told(summary, "rank 1 left no log")
+    assert has_caveat(summary, "rank 1 left no log")
     assert summary.collectives[0].duration_ns == 20 * MS
     assert summary.stragglers == ()
     check_invariants(summary)
@@ -120,7 +120,7 @@ def test_only_the_last_attempt_of_a_restarted_job_is_used() -> None:
         rank.attempt = 1
     summary = summarise(MemoryRun([*first, second[0], second[1]]))
     assert summary.steps.count == 3
-    assert told(summary, "restarted; only the last attempt (1)")
+    assert has_caveat(summary, "restarted; only the last attempt (1)")
 
 
 def test_a_rank_that_is_only_in_an_earlier_attempt_is_skipped() -> None:
@@ -128,8 +128,8 @@ def test_a_rank_that_is_only_in_an_earlier_attempt_is_skipped() -> None:
     second[0].attempt = 1
     summary = summarise(MemoryRun([*first, second[0]]))
     assert [rank.rank for rank in summary.ranks] == [0]
-    assert told(summary, "run: rank 1 took no part in the last attempt: left out")
-    assert not told(summary, "rank 1 left no log")
+    assert has_caveat(summary, "run: rank 1 took no part in the last attempt: left out")
+    assert not has_caveat(summary, "rank 1 left no log")
     assert summary.lost_ranks == ()
     assert "incomplete: 1 rank not in the last attempt" in " ".join(summary_text(summary).split())
     assert "**1 rank not in the last attempt**" in summary_markdown(summary)
@@ -162,7 +162,7 @@ def test_a_job_that_never_steps_is_summarised_as_a_whole() -> None:
     assert summary.collectives[0].count == 3
     assert (summary.ranks[0].step_ns, summary.ranks[0].partition_ns) == (None, None)
     assert summary.timeline is None
-    assert told(summary, "collectives cover the whole run")
+    assert has_caveat(summary, "collectives cover the whole run")
     check_invariants(summary)
 
 
@@ -174,7 +174,7 @@ def test_a_job_without_any_collective_has_steps_and_parts() -> None:
     summary = summarise(MemoryRun([rank]))
     assert summary.ranks[0].partition_ns is not None
     assert summary.collectives == ()
-    assert told(summary, "none was recorded")
+    assert has_caveat(summary, "none was recorded")
     check_invariants(summary)
 
 
@@ -208,7 +208,7 @@ def test_ranks_killed_in_the_middle_of_a_step_keep_their_complete_steps() -> Non
     summary = summarise(MemoryRun(ranks, exits=exits))
     assert summary.steps.used == (2, 6)
     assert [rank.ended for rank in summary.ranks] == ["killed by SIGKILL", "unknown"]
-    assert told(summary, "did not close the log")
+    assert has_caveat(summary, "did not close the log")
     check_invariants(summary)
 
 
@@ -222,15 +222,15 @@ def test_a_job_that_has_not_ended_is_running() -> None:
 def test_an_empty_run_is_summarised_in_sentences() -> None:
     summary = summarise(MemoryRun([]))
     assert (summary.world_size, summary.ranks, summary.clock_error_ns) == (0, (), None)
-    assert told(summary, "no rank left a log")
+    assert has_caveat(summary, "no rank left a log")
     check_invariants(summary)
 
 
 def test_how_a_job_ended_is_said_where_no_rank_can_show_it() -> None:
-    assert told(summarise(MemoryRun([], manifest=Manifest(exit_status=2))), "the command exited with status 2")
-    assert not told(summarise(MemoryRun([], manifest=Manifest(exit_status=0))), "the command exited")
+    assert has_caveat(summarise(MemoryRun([], manifest=Manifest(exit_status=2))), "the command exited with status 2")
+    assert not has_caveat(summarise(MemoryRun([], manifest=Manifest(exit_status=0))), "the command exited")
     stopped = summarise(MemoryRun(train(1), manifest=Manifest(exit_status=3, stopped_on_hang=True)))
-    assert told(stopped, "dtprof stopped it")
+    assert has_caveat(stopped, "dtprof stopped it")
 
 
 def test_a_damaged_world_size_does_not_invent_ranks() -> None:

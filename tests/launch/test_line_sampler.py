@@ -10,7 +10,7 @@ import pytest
 
 from dtprof.launch.hot_lines import find_hot_lines
 from dtprof.launch.line_sampler import Progress, compare_profiles
-from dtprof.launch.stack_profiles import Frame, WorkRates, describe_work, read_profile
+from dtprof.launch.stack_profiles import Frame, ProfiledLine, WorkRates, describe_work, read_profile
 from dtprof.launch.work_counters import WorkCounters
 from dtprof.records import paths
 from dtprof.records.nodes.sampled_lines import read_hot_lines, read_late_lines
@@ -63,14 +63,17 @@ def test_a_loader_that_waits_for_its_workers_is_named_and_not_the_call_in_which_
 )
 def test_what_a_late_rank_does_is_said_by_its_work(inner: tuple[str, str], after: WorkCounters, words: str) -> None:
     rates = WorkRates.between(WorkCounters(cpu_s=1.0, io_bytes=0, delayed_s=0.0), after, 2.0)
-    innermost = Frame(inner[0], 5, inner[1])
-    assert describe_work(innermost, share=0.5, rates=rates, others=WorkRates(bytes_per_s=0.0)) == words
+    assert describe_work(_line(*inner, share=0.5), rates, WorkRates(bytes_per_s=0.0)) == words
 
 
 def test_messages_that_both_ranks_send_are_no_files_and_a_short_stay_tells_no_work() -> None:
     both = WorkRates(cores=0.8, bytes_per_s=13e6)  # 80 % of a core elsewhere, as a rule
-    innermost = Frame("/home/me/train.py", 5, "f")
-    assert describe_work(innermost, share=0.14, rates=both, others=both) is None
+    assert describe_work(_line("/home/me/train.py", "f", share=0.14), both, both) is None
+
+
+def _line(inner_file: str, inner_function: str, *, share: float) -> ProfiledLine:
+    frame, innermost = Frame("/home/me/train.py", 5, "load"), Frame(inner_file, 5, inner_function)
+    return ProfiledLine(frame=frame, share=share, innermost=innermost)
 
 
 def test_hot_lines_are_the_deepest_that_hold_most_of_their_caller_outside_of_what_torch_runs() -> None:
@@ -108,9 +111,7 @@ def test_the_lowest_rank_of_a_host_is_sampled_once_its_steps_are_steady() -> Non
     assert (progress.rank, progress.pid, progress.step_s()) == (2, 20, None)
     progress.take(_recorded(2, 20, range(4, 12), step_s=0.5))
     assert progress.step_s() == pytest.approx(0.5)
-    progress.take(
-        _recorded(2, 21, range(12), step_s=0.2)
-    )  # restarted; its steps are short, and took little time so far
+    progress.take(_recorded(2, 21, range(12), step_s=0.2))  # restarted, and too little time has passed since
     assert (progress.pid, progress.step_s()) == (21, None)
 
 

@@ -1,13 +1,15 @@
 """The lines of the program at which ranks were sampled while the job ran, from the files of the nodes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dtprof.formatting import format_fraction
 from dtprof.records import paths
 from dtprof.records.rank_log.strings import json_lines
+
+Sampled = TypeVar("Sampled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,43 +55,40 @@ class HotLine(SampledLine):
 
 def read_late_lines(run: Path) -> dict[int, LateLine]:
     """Return the newest sampled line of each late rank; rows that are no such are left out."""
-    found: dict[int, tuple[int, LateLine]] = {}
-    for row in _rows(run, paths.LATENESS):
-        try:
-            t_ns, rank, line = int(row["t_ns"]), int(row["rank"]), LateLine(does=str(row["does"]), **_fields(row))
-        except (KeyError, TypeError, ValueError, OverflowError):
-            continue
-        if rank not in found or found[rank][0] <= t_ns:
-            found[rank] = t_ns, line
-    return {rank: line for rank, (_, line) in found.items()}
+    return _read_newest(run, paths.LATENESS, lambda row: LateLine(does=str(row["does"]), **_fields(row)))
 
 
 def read_hot_lines(run: Path) -> tuple[HotLine, ...]:
     """Return the lines of the newest sampling of each rank, the costliest first; rows that are no such are left out."""
-    found: dict[int, tuple[int, list[HotLine]]] = {}
-    for row in _rows(run, paths.HOT_LINES):
-        try:
-            t_ns, rank = int(row["t_ns"]), int(row["rank"])
-            lines = [
-                HotLine(
-                    rank=rank,
-                    inner_function=str(line["inner_function"]),
-                    does=None if line["does"] is None else str(line["does"]),
-                    **_fields(line),
-                )
-                for line in row["lines"]
-            ]
-        except (KeyError, TypeError, ValueError, OverflowError):
-            continue
-        if rank not in found or found[rank][0] <= t_ns:
-            found[rank] = t_ns, lines
-    every = [line for _, lines in found.values() for line in lines]
+    newest = _read_newest(run, paths.HOT_LINES, _hot_lines)
+    every = (line for lines in newest.values() for line in lines)
     return tuple(sorted(every, key=lambda line: (-line.share, line.rank)))
 
 
-def _rows(run: Path, name: str) -> Iterator[Mapping[str, Any]]:
+def _read_newest(run: Path, name: str, parse: Callable[[Mapping[str, Any]], Sampled]) -> dict[int, Sampled]:
+    """Return what the newest row of each rank holds, of the files of this name of all nodes."""
+    found: dict[int, tuple[int, Sampled]] = {}
     for node in sorted(run.glob("node-*")):
-        yield from json_lines(node / name, [])
+        for row in json_lines(node / name, []):
+            try:
+                t_ns, rank, sampled = int(row["t_ns"]), int(row["rank"]), parse(row)
+            except (KeyError, TypeError, ValueError, OverflowError):
+                continue
+            if rank not in found or found[rank][0] <= t_ns:
+                found[rank] = t_ns, sampled
+    return {rank: sampled for rank, (_, sampled) in found.items()}
+
+
+def _hot_lines(row: Mapping[str, Any]) -> list[HotLine]:
+    return [
+        HotLine(
+            rank=int(row["rank"]),
+            inner_function=str(line["inner_function"]),
+            does=None if line["does"] is None else str(line["does"]),
+            **_fields(line),
+        )
+        for line in row["lines"]
+    ]
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
