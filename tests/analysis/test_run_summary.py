@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtprof.analysis.results import PARTS, PHASES, StragglerResult, Summary
@@ -314,7 +314,7 @@ def arbitrary_runs(draw: st.DrawFn) -> MemoryRun:
     return MemoryRun([draw(arbitrary_tables(rank, world_size)) for rank in range(world_size)])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=150)
 @given(arbitrary_runs())
 def test_arbitrary_tables_never_raise_and_parts_always_sum(run: MemoryRun) -> None:
     check_invariants(summarise(run))
@@ -334,7 +334,7 @@ def thinned_runs(draw: st.DrawFn) -> MemoryRun:
     return MemoryRun(ranks)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(thinned_runs())
 def test_a_run_that_lost_any_records_is_summarised(run: MemoryRun) -> None:
     check_invariants(summarise(run))

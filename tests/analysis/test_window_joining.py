@@ -84,6 +84,18 @@ def test_a_call_belongs_to_the_record_issued_within_it_also_when_its_neighbours_
     assert (sent.op, sent.count, sent.matched, sent.issued_apart_ns) == ("broadcast", 2, 1, 10_000)
 
 
+@pytest.mark.parametrize(("traced_ms", "matched"), [((10, 17, 30), 3), ((10, 16, 17, 30), 2), ((10, 20, 33), 3)])
+def test_calls_read_late_on_a_busy_machine_match_in_order_where_they_are_as_many_as_records(
+    tmp_path: Path, traced_ms: tuple[int, ...], matched: int
+) -> None:
+    rank = RankBuilder(0, world_size=2)
+    for issued in (10, 20, 30):
+        rank.op("all_reduce", issued * MS + 5 * US, issued * MS + 2 * MS)
+    calls = [event("cpu_op", "c10d::allreduce_", at * MS, at * MS + 500 * US) for at in traced_ms]
+    joined = join(tmp_path, rank.tables(), calls)
+    assert (joined.traced, joined.matched) == (len(traced_ms), matched)
+
+
 def test_a_kernel_belongs_to_the_record_within_whose_call_it_was_launched(tmp_path: Path) -> None:
     rank = RankBuilder(0, world_size=2)
     rank.op("all_reduce", 10 * MS, None, returned=11 * MS, is_async=True)

@@ -187,7 +187,7 @@ PLAIN = st.recursive(
 ENTRY_KEYS = sorted(job(1)[0].op("all_reduce").entries[0])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     entries=st.lists(PLAIN | st.dictionaries(st.sampled_from(ENTRY_KEYS), PLAIN, max_size=12), max_size=4),
     config=PLAIN,

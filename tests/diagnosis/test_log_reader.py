@@ -196,7 +196,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(PIECES), st.integers(0, 400), st.integers(0, 400), st.text(max_size=12)), max_size=12
@@ -217,7 +217,7 @@ def test_separators_of_records_in_a_message_break_no_line_of_the_verdict(tmp_pat
     check(path)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.binary(max_size=600))
 def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes.log"

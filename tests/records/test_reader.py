@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dtprof.capture.group_descriptions import members_of
@@ -39,7 +39,6 @@ RECORDS = st.lists(
 
 
 @given(RECORDS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_every_field_of_every_operation_is_read_back(tmp_path: Path, written: list[dict[str, Any]]) -> None:
     segment = write_rank(tmp_path, [record(**values) for values in written])
     fill_up(segment)

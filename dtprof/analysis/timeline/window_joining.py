@@ -1,13 +1,16 @@
 """Join a window of torch.profiler with the records of its rank: which traced operation is which recorded one.
 
 A call of the trace belongs to the record of the same operation that was issued within it: both were made on one clock,
-by one thread, so that no order has to be assumed. A kernel belongs to the record within whose call it was launched; one
+by one thread. Where the clocks are further apart, as on a machine that took the core from the rank between their two
+readings, calls left between two that matched belong to the records left between these, in order, if they are as many.
+A kernel belongs to the record within whose call it was launched; one
 that several messages share, launched when their batch ended, to the last message before that. Each record has one
 operation of the trace at most.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,6 +22,8 @@ from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, Snapshot, Windo
 
 SLACK_NS = 100_000
 """How far the clocks of profiler and records may be apart."""
+LATE_NS = 20_000_000
+"""How far they may be apart where a busy machine took the core from the rank in between; order decides then."""
 BATCH_NS = 50_000_000
 """Within this long before the launch of a kernel the messages were issued that it sends."""
 BATCHED = ("sendrecv", "send", "recv", "coalesced", "all_to_all")
@@ -103,6 +108,26 @@ def _match_calls(traced: Array, own: Column, records: Array, same: Column, recor
         if free:
             nearest = same[min(free, key=lambda at: abs(int(issued[at]) - begin))]
             record_of[index], taken[nearest] = nearest, True
+    _match_left_calls(traced, own, records, same, record_of)
+    taken[record_of[own[record_of[own] >= 0]]] = True
+
+
+def _match_left_calls(traced: Array, own: Column, records: Array, same: Column, record_of: Column) -> None:
+    """Match the calls that are left with the records that are left between the same two matches, if as many."""
+    own = own[np.argsort(traced["issued_ns"][own], kind="stable")]
+    matched = np.flatnonzero(record_of[own] >= 0)
+    for before, after in pairwise([-1, *matched.tolist(), len(own)]):
+        calls = own[before + 1 : after]
+        if not len(calls):
+            continue
+        first = 0 if before < 0 else int(np.searchsorted(same, record_of[own[before]], "right"))
+        last = len(same) if after == len(own) else int(np.searchsorted(same, record_of[own[after]], "left"))
+        left = same[first:last]
+        near = (records["issued_ns"][left] >= int(traced["issued_ns"][calls[0]]) - LATE_NS) & (
+            records["issued_ns"][left] <= int(traced["returned_ns"][calls].max()) + LATE_NS
+        )
+        if int(near.sum()) == len(calls):
+            record_of[calls] = left[near]
 
 
 def _match_kernels(
@@ -200,7 +225,7 @@ def explain_missing(
     first, last = planned
     reasons = [
         f"rank {rank} takes no window: the job has ranks 0 to {world_size - 1}"
-        for rank in sorted({high for _, high in chosen if high >= world_size})
+        for rank in sorted({high for _, high in chosen if high >= world_size > 0})
     ]
     none = [
         rank

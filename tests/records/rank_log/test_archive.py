@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dtprof.records import schema, writer
@@ -50,14 +50,12 @@ def test_a_realistic_segment_takes_at_most_twelve_bytes_an_event() -> None:
     assert len(packed) / schema.SEGMENT_CAPACITY <= 12
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40 * schema.RECORD_SIZE))
 def test_any_bytes_come_back(body: bytes) -> None:
     whole = len(body) // schema.RECORD_SIZE * schema.RECORD_SIZE
     assert archive.unpack(archive.pack(HEADER + body)) == HEADER + body[:whole]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2**32 - 1)), max_size=30))
 def test_any_order_of_groups_and_positions_comes_back(rows: list[tuple[int, int, int]]) -> None:
     records = np.zeros(len(rows), archive.RECORD_DTYPE)

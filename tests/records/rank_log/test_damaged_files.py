@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtprof.errors import DtprofError
@@ -15,7 +15,7 @@ from tests.records.segments import fill_up, record, write_rank
 
 NUM_RECORDS = 4
 USED = schema.HEADER_SIZE + NUM_RECORDS * schema.RECORD_SIZE
-FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+FUZZ = settings(max_examples=300)
 
 
 @pytest.fixture(scope="module")
