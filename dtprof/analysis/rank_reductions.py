@@ -302,7 +302,9 @@ def reduce_ranks(
     phases = sum_steps(partition_phases(batch.windows, batch.phases), batch.window_bounds)
     bars = collect_bars(batch, timing, limit=max_bars) if max_bars else nothing
     serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
-    buckets = sum_buckets(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
+    buckets = (
+        sum_buckets(batch, apis, step=step, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
+    )
     exchanges = find_exchanges(batch, step=step, chosen=chosen)
     most_impossible = np.zeros(len(batch.ranks), np.int64)
     if timing.impossible.any():

@@ -30,6 +30,7 @@ def train(
     optimizers: int = 1,
     counted: int = 0,
     extra: int = 0,
+    stepped_each: bool = False,
 ) -> list[RankBuilder]:
     """Return two ranks whose passes take 20 ms, of which the last `reduced` of a step block for 12 ms more.
 
@@ -48,6 +49,9 @@ def train(
                     backward = rank.site("backward", line=7)
                     rank.op("all_reduce", t, t + took, nbytes=nbytes, site=backward, reduce_op="sum", dtype="float32")
                     t += took
+                if stepped_each and number < passes - 1:
+                    rank.span("optimizer", t, t + 5 * MS)
+                    t += 5 * MS
             backward = rank.site("backward", line=7)
             for _ in range(extra):  # as under Join, one number each
                 rank.op("all_reduce", t, t + MS, nbytes=4, site=backward, reduce_op="sum", dtype="float32")
@@ -91,7 +95,7 @@ def test_reductions_of_each_backward_pass_are_counted_and_all_but_the_last_could
         (2, 2, {"layouts": (LAYOUT, OTHER)}),
         (3, 3, {"layouts": (LAYOUT, OTHER)}),
         (4, 4, {"layouts": ()}),  # nobody knows how many buckets there are
-        (2, 2, {"optimizers": 2}),
+        (2, 2, {"stepped_each": True, "counted": 1}),  # an optimizer step between them
         (1, 1, {"extra": 2}),  # two reductions of one number beside those of two buckets
     ],
 )
@@ -99,6 +103,11 @@ def test_gradients_that_are_reduced_once_or_perhaps_once_are_not_reported(
     passes: int, reduced: int, more: dict[str, object]
 ) -> None:
     assert found(train(passes=passes, reduced=reduced, **more)) == ()  # type: ignore[arg-type]
+
+
+def test_two_optimizers_of_one_model_step_together_after_the_last_pass() -> None:
+    (row,) = found(train(passes=2, reduced=2, optimizers=2))
+    assert (row.reductions_per_step, row.gain_ns_per_step) == (2, 12 * MS)
 
 
 def test_no_sync_makes_the_step_that_was_predicted(tmp_path: Path) -> None:

@@ -1,18 +1,19 @@
 """Gradient buckets that DDP reduces more than once a step: after each backward pass that accumulates gradients.
 
 The reducer counts: what it issues in a step over the number of its buckets. `no_sync()` around all backward passes of a
-step but the last leaves one reduction, of the accumulated gradients. Where a step has several optimizer steps (each of
-two models its own) or where the quotient is no whole number (models that are trained in turn), nothing is said.
+step but the last leaves one reduction, of the accumulated gradients. Nothing is said of a step in which an optimizer
+steps in between (two models have one each) or where the quotient is no whole number (models are trained in turn).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import Timing
-from dtprof.analysis.placed_ranks import PlacedBatch, PlacedRank, SteppedRank
+from dtprof.analysis.placed_ranks import PlacedBatch, PlacedRank
 from dtprof.analysis.results import CallSiteResult, GroupResult, RepeatedReductions
 from dtprof.columns import distinct
 from dtprof.intervals import Column, Mask
@@ -23,10 +24,8 @@ from dtprof.records.rank_log.ddp_buckets import COMPRESSION
 from dtprof.records.tables import Array, BucketLayout, RankTables, ids_named
 
 DDP, ALL_REDUCE = "ddp", "all_reduce"
-IS_WHOLE = 0.02
-"""So far from a whole number reductions a bucket may be: steps at the ends may be cut."""
 MIN_SHARE = 0.01
-"""Of the step, that the reductions before the last one keep the program."""
+"""Of the step, that the reductions before the last ones keep the program."""
 _WIDE = [code for name, code in codes.DTYPE_CODES.items() if "float" in name]
 
 
@@ -37,35 +36,43 @@ class BucketSums(NamedTuple):
     buckets: int  # of all models together
     nbytes: int
     exposed_ns: int
-    optimizer_steps: int
+    superseded_ns: int  # of that, of reductions of gradients that the rank reduced again in the same step
+
+
+class _GroupBuckets(NamedTuple):
+    """The bucket reductions of one rank in one group."""
+
+    group: str
+    buckets: int
+    rows: Column
+    is_superseded: Mask  # of each row: it reduces gradients that the rank reduces again in the same step
 
 
 def sum_buckets(
-    batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, timing: Timing
+    batch: PlacedBatch, apis: Sequence[Apis], *, step: Column, chosen: Mask, timing: Timing
 ) -> list[dict[str, BucketSums]]:
-    """Return the bucket reductions of each rank by the name of the group; of ranks without DDP nothing."""
+    """Return the bucket reductions of each rank by the name of the group; of ranks without DDP nothing.
+
+    Parameters:
+        step: of each operation, the number of its step.
+    """
+    exposed = timing.exposed_transfer + timing.exposed_wait
     found: list[dict[str, BucketSums]] = []
-    for one, api, begin, end in zip(batch.ranks, apis, batch.bounds, batch.bounds[1:], strict=False):
-        tables, operations = one.placed.tables, one.placed.operations
-        own: dict[str, BucketSums] = {}
-        found.append(own)
-        buckets = count_buckets(tables)
-        if not buckets:
-            continue
-        is_bucket = chosen[begin:end] & _are_buckets(tables, operations, api)
-        exposed = timing.exposed_transfer[begin:end] + timing.exposed_wait[begin:end]
-        for number in distinct(operations["group"][is_bucket]).tolist():
-            group = tables.groups.get(number)
-            if group is None or not buckets[group.name] or group.size < 2:
-                continue
-            rows = is_bucket & (operations["group"] == number)
-            own[group.name] = BucketSums(
-                operations=int(np.count_nonzero(rows)),
-                buckets=buckets[group.name],
-                nbytes=int(operations["nbytes"][rows].sum()),
-                exposed_ns=int(exposed[rows].sum()),
-                optimizer_steps=_count_optimizer_steps(one),
-            )
+    for rank, api, begin, end in zip(batch.ranks, apis, batch.bounds, batch.bounds[1:], strict=False):
+        placed, nbytes, exposed_ns = rank.placed, rank.placed.operations["nbytes"], exposed[begin:end]
+        rows = np.flatnonzero(chosen[begin:end])
+        found.append(
+            {
+                group: BucketSums(
+                    operations=len(own),
+                    buckets=buckets,
+                    nbytes=int(nbytes[own].sum()),
+                    exposed_ns=int(exposed_ns[own].sum()),
+                    superseded_ns=int(exposed_ns[own[is_superseded]].sum()),
+                )
+                for group, buckets, own, is_superseded in _find_buckets(placed, api, rows, step[begin:end][rows])
+            }
+        )
     return found
 
 
@@ -76,22 +83,36 @@ def find_superseded(rank: PlacedRank, rows: Column, step: Column) -> Mask:
         rows: of its operations, in the order of their issue.
         step: in which each of these was issued, a number from 0.
     """
-    tables, operations = rank.tables, rank.operations[rows]
-    found = np.zeros(len(rows), np.bool_)
+    found = np.zeros(len(rank.operations), np.bool_)
+    for _, _, own, is_superseded in _find_buckets(rank, find_apis(rank.tables, rank.operations), rows, step):
+        found[own] = is_superseded
+    return found[rows]
+
+
+def _find_buckets(rank: PlacedRank, api: Apis, rows: Column, step: Column) -> Iterator[_GroupBuckets]:
+    """Yield the bucket reductions among the rows of a rank by group."""
+    tables, operations = rank.tables, rank.operations
     buckets = count_buckets(tables)
     if not buckets or not len(rows):
-        return found
-    is_bucket = _are_buckets(tables, operations, find_apis(tables, operations))
-    steps_of_optimizer = np.searchsorted(operations["issued_ns"], _optimizer_begins(tables, rank.spans))
-    for number in distinct(operations["group"][is_bucket]).tolist():
-        name = tables.groups[number].name if number in tables.groups else ""
-        own = np.flatnonzero(is_bucket & (operations["group"] == number))
-        for some in np.split(own, np.flatnonzero(np.diff(step[own])) + 1):
-            passes, rest = divmod(len(some), buckets[name]) if buckets[name] else (0, 1)
-            is_stepped_between = ((steps_of_optimizer > some[0]) & (steps_of_optimizer <= some[-1])).any()
+        return
+    is_bucket = _are_buckets(tables, operations, api)[rows]
+    # The first operation issued after each step of the optimizer.
+    stepped_before = np.searchsorted(operations["issued_ns"][rows], _optimizer_begins(tables, rank.spans))
+    group_of = operations["group"][rows]
+    for number in distinct(group_of[is_bucket]).tolist():
+        group = tables.groups.get(number)
+        if group is None or not buckets[group.name] or group.size < 2:
+            continue
+        size = buckets[group.name]
+        own = np.flatnonzero(is_bucket & (group_of == number))
+        is_superseded = np.zeros(len(own), np.bool_)
+        cuts = [0, *(np.flatnonzero(np.diff(step[own])) + 1).tolist(), len(own)]
+        for begin, end in pairwise(cuts):
+            passes, rest = divmod(end - begin, size)
+            is_stepped_between = ((stepped_before > own[begin]) & (stepped_before <= own[end - 1])).any()
             if passes > 1 and not rest and not is_stepped_between:
-                found[some[: -buckets[name]]] = True
-    return found
+                is_superseded[begin : end - size] = True
+        yield _GroupBuckets(group.name, size, rows[own], is_superseded)
 
 
 def count_buckets(tables: RankTables) -> Counter[str]:
@@ -125,11 +146,6 @@ def _optimizer_begins(tables: RankTables, spans: Array) -> Column:
     return begins
 
 
-def _count_optimizer_steps(one: SteppedRank) -> int:
-    at = np.searchsorted(_optimizer_begins(one.placed.tables, one.placed.spans), one.windows)
-    return int((at[:, 1] - at[:, 0]).sum())
-
-
 def add_bucket_sums(earlier: Mapping[str, BucketSums], later: Mapping[str, BucketSums]) -> dict[str, BucketSums]:
     """Return the sums of one rank over two stretches of a run; models are those of the later one."""
     added = {**earlier, **later}
@@ -161,25 +177,21 @@ def find_repeated(
     found: dict[str, RepeatedReductions] = {}
     for name in dict.fromkeys(name for own in ranks for name in own):
         members = [own[name] for own in ranks if name in own]
-        passes = {round(sums.operations / sums.buckets / num_steps) for sums in members}
-        (number, *others) = passes
-        is_whole = all(abs(sums.operations / sums.buckets / num_steps - number) <= IS_WHOLE for sums in members)
-        stepped_once = all(sums.optimizer_steps <= num_steps for sums in members)
-        if others or number < 2 or not is_whole or not stepped_once:
+        count = len(members) * num_steps
+        gain_ns = sum(sums.superseded_ns for sums in members) // count
+        number = round(sum(sums.operations / sums.buckets for sums in members) / count)
+        if number < 2 or gain_ns < MIN_SHARE * step_ns:
             continue
-        exposed_ns = sum(sums.exposed_ns for sums in members) // (len(members) * num_steps)
         axis = axes.get(name, name)
         row = RepeatedReductions(
             axis=axis,
             reductions_per_step=number,
-            bytes_per_step=sum(sums.nbytes for sums in members) // (len(members) * num_steps),
-            exposed_ns_per_step=exposed_ns,
-            gain_ns_per_step=exposed_ns * (number - 1) // number,
+            bytes_per_step=sum(sums.nbytes for sums in members) // count,
+            exposed_ns_per_step=sum(sums.exposed_ns for sums in members) // count,
+            gain_ns_per_step=gain_ns,
             line=next((one.line for one in sites if (one.axis, one.op, one.api) == (axis, ALL_REDUCE, DDP)), None),
         )
         known = found.get(axis)
-        if row.gain_ns_per_step >= MIN_SHARE * step_ns and (
-            known is None or known.gain_ns_per_step < row.gain_ns_per_step
-        ):
+        if known is None or known.gain_ns_per_step < gain_ns:
             found[axis] = row
     return tuple(sorted(found.values(), key=lambda row: (-row.gain_ns_per_step, row.axis)))
