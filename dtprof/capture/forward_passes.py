@@ -25,6 +25,7 @@ MOST_CANDIDATES = 4096
 MOST_OUTPUTS = 16
 """Tensors of an output whose graphs are followed."""
 STEPS_TO_SEARCH = 3
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
 
 
@@ -117,7 +118,7 @@ class Forward:
                 return 0
             trains = self._records_gradients()
             if trains and owner not in self._trained_in_eval_mode:
-                self.consumption.register_model(owner, _layers_of(module))
+                self._register_model(owner, module)
             if trains and (module.training or _wraps_training(module)):
                 self.consumption.add_inputs(owner, arguments, options)
                 self._trained_in_eval_mode.setdefault(owner, False)  # it has a mode for each
@@ -133,6 +134,12 @@ class Forward:
         except Exception as error:  # noqa: BLE001  # the hot path cannot afford `fenced`
             fence.report("the begin of a forward pass", error)
             return 0
+
+    def _register_model(self, owner: int, module: Any) -> None:
+        self.consumption.register_model(owner, _layers_of(module))
+        for part in _layers_of(module):
+            if _is_of(part, "DistributedDataParallel"):
+                self._register_ddp(part)  # compiled with the module around it, it runs unhooked
 
     def end(self, started: int | None, failed: bool, output: Any = None) -> None:
         """End the forward pass that `begin` began."""
@@ -339,13 +346,28 @@ class Roots:
         self._restore = restore
 
     def search(self, optimizer: Any) -> None:
-        """Find the models whose parameters this optimizer steps; called at its first step."""
+        """Find the models whose parameters this optimizer steps, or copies; called at its first step."""
         if self._restore is not None:
             self._find(optimizer)
+        self._find_copies(optimizer)
+
+    @fence.fenced("the model of an optimizer")
+    def _find_copies(self, optimizer: Any) -> None:
+        """Recognise an outer optimizer, as of DiLoCo: it steps tensors shaped like parameters, and no parameters."""
+        import torch.nn
+
+        stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        if stepped and not any(isinstance(tensor, torch.nn.Parameter) for tensor in stepped):
+            models = (*self._forward.wrappers, *self.models)
+            with torch._C.DisableTorchFunction():
+                shapes = {part.shape for model in models for part in torch.nn.Module.parameters(model)}
+                are_copies = all(tensor.shape in shapes for tensor in stepped)
+            if are_copies:
+                self.steps_copies.add(optimizer)
 
     @fence.fenced("the forward pass of a model without a wrapper")
     def _find(self, optimizer: Any) -> None:
-        modules = list(self._candidates)
+        modules = [_model_in(module) for module in self._candidates]
         inner = {id(child) for wrapper in self._forward.wrappers for child in wrapper.modules()}
         for module in modules:
             if id(module) not in inner:
@@ -419,7 +441,35 @@ def _attach(graph: _Graph, output: Any) -> None:
 
 def _is_wrapped(module: Any) -> bool:
     """Say whether the hook of FSDP2 records its forward pass."""
-    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+    return _is_of(module, "FSDPModule")
+
+
+def _model_in(module: Any) -> Any:
+    """Return the wrapped model that a module calls, as the loss of sentence-transformers does; else the module.
+
+    One with several wrappers, such as layers that FSDP shards each for itself, or with most parameters outside of one,
+    is the model that they are parts of.
+    """
+    inside: set[int] = set()
+    wrappers = []
+    for part in _layers_of(module):
+        if id(part) not in inside and _is_of(part, *_WRAPPERS):
+            wrappers.append(part)
+            inside.update(map(id, _layers_of(part)))
+    if len(wrappers) == 1 and 2 * _elements_of(wrappers[0]) > _elements_of(module):
+        return wrappers[0]
+    return module
+
+
+def _elements_of(module: Any) -> int:
+    import torch.nn
+
+    return sum(parameter.numel() for parameter in torch.nn.Module.parameters(module))
+
+
+def _is_of(module: Any, *names: str) -> bool:
+    """Say whether a module is of a class of torch with one of these names."""
+    return any(kind.__name__ in names and kind.__module__.startswith("torch.") for kind in type(module).__mro__)
 
 
 def _has_compiled() -> bool:

@@ -23,6 +23,8 @@ BUDGET_FRACTION = 1_000
 """A costly measurement takes at most one part in this many of the time."""
 FIRST_STEPS = 3
 """Steps measured by category whatever that costs: a short run has no others."""
+FIRST_OPTIMIZERS = 8
+"""After the first step of each of so many optimizers, too: an outer one steps every so many steps."""
 OTHER = "other"
 """Memory of no known category."""
 
@@ -83,7 +85,7 @@ class Memory:
             (events.HEAP_BYTES, self.heap_bytes, Budget(SECOND_NS)),
         )
         self._categories_budget = Budget(10 * SECOND_NS)
-        self._num_steps = 0
+        self._num_steps = self._num_optimizers = 0
         self._device_known = False
         self._mallinfo: Callable[[], Any] | None = None
         self.categories = Categories(forward, self.live_bytes)
@@ -121,7 +123,9 @@ class Memory:
             for category, nbytes in self.categories.at_step_end().items():
                 values[events.MEMORY_CATEGORIES[category]] = nbytes
             self._categories_budget.charge(self.categories.cost_ns)
-        due = self._num_steps < FIRST_STEPS or self._categories_budget.allows()
+        optimizers = min(len(self.categories.optimizers), FIRST_OPTIMIZERS)
+        due = self._num_steps < FIRST_STEPS or optimizers > self._num_optimizers or self._categories_budget.allows()
+        self._num_optimizers = optimizers
         self.categories.watch(due)
         for name, value in values.items():
             recorder.sample(self._spans.id_of(recorder, name), value)

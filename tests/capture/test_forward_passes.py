@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtprof.capture.forward_passes import Forward
+from dtprof.capture.forward_passes import Forward, _model_in
 from dtprof.capture.spans import Spans
 from dtprof.records import events
 
@@ -157,3 +157,46 @@ def test_module_evaluated_without_its_wrapper_is_an_evaluation(forward: Forward,
         other(ids)  # a teacher, say
     assert recorder.spans == ["forward", "evaluation"]
     assert tokens(forward, recorder) == 6
+
+
+class DistributedDataParallel(Wrapper):
+    """Stands in for the wrapper of torch, which needs a process group."""
+
+
+DistributedDataParallel.__module__ = "torch.nn.parallel.distributed"
+
+
+def test_model_of_a_loss_that_holds_its_wrapper_is_the_wrapped_one() -> None:
+    class Loss(nn.Module):
+        def __init__(self, **parts: nn.Module) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict(parts)
+            self.scale = nn.Parameter(torch.ones(()))
+
+    wrapper = DistributedDataParallel(Model())
+    assert _model_in(Loss(model=wrapper)) is wrapper
+    # The wrapper holds 37 of 438 parameters: it is a layer of the model.
+    whole = Loss(layer=wrapper, head=nn.Linear(4, 80))
+    assert _model_in(whole) is whole
+    two = Loss(first=wrapper, second=DistributedDataParallel(Model()))
+    assert _model_in(two) is two
+
+
+def test_wrapper_inside_a_compiled_module_is_known(forward: Forward) -> None:
+    wrapper = DistributedDataParallel(Model())
+    forward.begin(Wrapper(wrapper), (), {})
+    assert wrapper in forward.wrappers
+
+
+def test_outer_optimizer_steps_copies_of_parameters(forward: Forward) -> None:
+    model, critic = Model(), Model()
+    forward.roots.models.add(model)
+    copies = [parameter.detach().clone().requires_grad_() for parameter in model.parameters()]
+    for stepped, expected in (
+        (copies, True),  # of DiLoCo
+        (list(critic.parameters()), False),  # another model's own
+        ([torch.zeros(3, 3, requires_grad=True)], False),  # an image, say
+    ):
+        optimizer = torch.optim.SGD(stepped, lr=1.0)
+        forward.roots.search(optimizer)
+        assert (optimizer in forward.roots.steps_copies) == expected

@@ -4,10 +4,12 @@ import functools
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from dtprof.capture.memory_sampler import BUDGET_FRACTION, Budget, describe_device
+from dtprof.capture.memory_sampler import BUDGET_FRACTION, Budget, Memory, describe_device
 from dtprof.records.rank_log.strings import Strings, names_in_tables
 
 SECOND_NS = 1_000_000_000
@@ -88,3 +90,18 @@ def test_device_that_a_rank_computes_on_is_named_and_read_back(
     strings = Strings()
     strings.take(row)
     assert names_in_tables(strings)["device_uuid"] == described["uuid"]
+
+
+def test_the_step_after_the_first_of_an_outer_optimizer_is_measured() -> None:
+    spans: Any = SimpleNamespace(id_of=lambda _, name: name)
+    forward: Any = SimpleNamespace(roots=SimpleNamespace(steps_copies=[], models=[]), wrappers=[])
+    recorder: Any = SimpleNamespace(sample=lambda *_: None)
+    memory = Memory(spans, forward)
+    memory._categories_budget = SimpleNamespace(allows=lambda: False, charge=lambda _: None)  # type: ignore[assignment]
+    inner, outer = (torch.optim.SGD([torch.zeros(1)]) for _ in range(2))
+    measured = []
+    for step in range(8):
+        memory.categories.optimizers.add(inner if step < 5 else outer)
+        memory.at_step_end(recorder)
+        measured.append(memory.categories.watching)  # the step after this one
+    assert measured == [True, True, False, False, False, True, False, False]
