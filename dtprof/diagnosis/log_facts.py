@@ -126,6 +126,8 @@ class Exit:
     host: str = ""
     pid: int = 0
     from_table: bool = False
+    time_s: int | None = None
+    """When, by the clock of its host, in whole seconds since any time."""
     out_of_memory: bool = False
     """The scheduler ended it for want of memory, by itself."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.diagnosis.log_texts import Diagnose
+from tests.diagnosis.log_texts import Diagnose, table
 
 BOX = """\
 ╭──────────────────────────── Traceback (most recent call last) ────────────────────────────╮
@@ -128,3 +128,21 @@ def test_models_that_differ_under_ddp(diagnose_texts: Diagnose) -> None:
 def test_a_peer_that_died_is_no_other_model(diagnose_texts: Diagnose) -> None:
     verdict = diagnose_texts(f"[rank0]: {COUNT.format(0, 14, 1, 0)}")
     assert all(finding.kind != "size-mismatch" for finding in verdict.findings)
+
+
+@pytest.mark.parametrize(
+    ("exits", "culprits", "said"),
+    [
+        ({1: 1}, (1,), "Rank 1 ended with exit status 1, and its exception is not in the log."),
+        # Ranks end at the second of their number.
+        ({2: 1, 1: 2}, (1, 2), "Ranks 1, 2 ended with exit status 1, 2, and their exceptions are not in the log."),
+        ({1: 1, 5: 1, 6: -15}, (1,), "Rank 1 ended with exit status 1, and its exception is not in the log."),
+    ],
+)
+def test_ranks_that_ended_first_are_named_where_no_exception_is(
+    diagnose_texts: Diagnose, exits: dict[int, int], culprits: tuple[int, ...], said: str
+) -> None:
+    (finding,) = diagnose_texts(table(exits, first=min(exits))).findings
+    assert (finding.kind, finding.culprit_ranks, finding.summary) == ("rank-crashed", culprits, said)
+    assert finding.confidence <= 0.5
+    assert any("rank 5 ended 4 s or more after" in fact for fact in finding.evidence) == (5 in exits)

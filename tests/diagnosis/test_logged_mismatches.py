@@ -46,6 +46,21 @@ def test_zeros_of_a_peer_that_sent_nothing_are_no_mismatch(diagnose_texts: Diagn
     assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (0,))
 
 
+def test_a_peer_that_sent_nothing_is_named_and_blamed_for_its_exception_if_it_raised_one(
+    diagnose_texts: Diagnose,
+) -> None:
+    text = texts.mismatch(
+        texts.fingerprint(1, seq=101, op="ALLGATHER"),
+        "Rank 3 is running collective: CollectiveFingerPrint(SequenceNumber=0OpType=REDUCE)",
+    )
+    verdict = diagnose_texts(text)
+    assert [finding.culprit_ranks for finding in verdict.findings] == [()]
+    assert "nothing had come from rank 3" in " ".join(verdict.cannot_tell)
+    raised = texts.traceback("ValueError: empty batch", line=12, source="step(batch)", prefix="[rank3]: ")
+    (finding,) = diagnose_texts(f"{text}\n{raised}").findings
+    assert (finding.kind, finding.culprit_ranks) == ("rank-crashed", (3,))
+
+
 def test_counters_alone_that_differ_name_no_culprit(diagnose_texts: Diagnose) -> None:
     one = "Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=1OpType=BARRIER)"
     verdict = diagnose_texts(texts.mismatch(one, one.replace("Rank 1", "Rank 2").replace("=1Op", "=0Op")))

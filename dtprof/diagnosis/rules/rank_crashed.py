@@ -13,6 +13,9 @@ from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_held, list_ranks
 from dtprof.records.tables import ExceptionRecord
 
+SAME_TIME_S = 2
+"""Exits this close together are at one time: agents look once a second or less, and write whole seconds."""
+
 
 def find_crash(case: Case) -> Iterator[Finding]:
     """Give the finding for the rank that failed first, where it raised or left with a status above 0."""
@@ -93,20 +96,31 @@ def _confidence(named: list[RankState]) -> float:
 
 
 def find_failed_exit(case: Case) -> Iterator[Finding]:
-    """Give the finding for the only rank that exited with a status above 0, where its exception was not seen."""
+    """Give the finding for the ranks that exited first with a status above 0, as a log says without an exception."""
     job = case.job
-    failed = [r for r in job.ranks.values() if r.exit is not None and r.exit.status > 0 and not r.exceptions]
-    if len(failed) != 1 or failed[0].sees_program or job.unnamed or job.timed_out:
+    status = {r.rank: r.exit.status for r in job.ranks.values() if r.exit is not None and r.exit.status > 0}
+    failed = [rank for rank in status if not job.ranks[rank].exceptions]
+    if not failed or any(job.ranks[rank].sees_program for rank in failed) or job.unnamed or job.timed_out:
         return
-    rank, status = failed[0].rank, failed[0].exit.status if failed[0].exit is not None else 0
+    ends = job.log.exits if job.log is not None else {}
+    times = {rank: ends[rank].time_s or 0 for rank in failed if rank in ends and ends[rank].time_s is not None}
+    first_s = min(times.values(), default=0)
+    later = [rank for rank in times if times[rank] > first_s + SAME_TIME_S] if len(times) == len(failed) else []
+    culprits = tuple(rank for rank in failed if rank not in later)
+    shown = ", ".join(str(one) for one in sorted({status[rank] for rank in culprits}))
+    facts = [f"{list_ranks(culprits)}: exit status {shown}, as the launcher saw it"]
+    if later:
+        after_s = min(times[rank] for rank in later) - first_s
+        facts.append(f"{list_ranks(later)} ended {after_s} s or more after: perhaps a consequence")
+    exceptions = "its exception is" if len(culprits) == 1 else "their exceptions are"
     yield exit_finding(
         "rank-crashed",
-        f"Rank {rank} ended with exit status {status}, and its exception is not in the log",
-        (rank,),
+        f"{capitalised(culprits)} ended with exit status {shown}, and {exceptions} not in the log",
+        culprits,
         {},
         job,
-        confidence=0.5,
-        evidence=(f"rank {rank}: exit status {status}, as the launcher saw it",),
+        confidence=0.5 if len(failed) == 1 else 0.4,
+        evidence=tuple(facts),
         advice=("Keep every rank's output: torchrun --log-dir DIR --tee 3, or @record on main().",),
     )
 

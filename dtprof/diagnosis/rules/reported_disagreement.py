@@ -18,7 +18,11 @@ def find_fingerprints(job: LoggedJob) -> Suspicion:
     if not prints or _raised_before(job):
         return None
     if len(prints) == 1:
+        if empty & set(job.own):
+            return None  # the peer sent nothing, as it had failed
         only = next(iter(prints.values()))
+        if empty:
+            return _lone(only, job, f"nothing had come from {list_ranks(sorted(empty))}: zeros are no operation")
         said = f"rank {only.rank} reports a mismatch in {_words(only)}, and no peer's side of it is in the log"
         return _lone(only, job, said)
     aspects: tuple[tuple[str, str, Callable[[Fingerprint], Hashable]], ...] = (

@@ -1,6 +1,8 @@
 """Python tracebacks and torchelastic's table of failures, put together from the interleaved lines of many processes."""
 
+import calendar
 import re
+import time
 from dataclasses import dataclass, field
 
 from dtprof.diagnosis.log_facts import BACKWARD, Exit, Facts, Order, Trace
@@ -23,6 +25,7 @@ NOT_FATAL = (
     "Task exception was never retrieved",
 )
 SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
+ENTRY_TIME = re.compile(r"\s*time\s+: (\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)")
 ENTRY_RANK = re.compile(r"\s*rank\s+: (\d{1,7}) \(local_rank: (\d{1,6})\)")
 ENTRY_HOST = re.compile(r"\s*host\s+: (\S{1,200})")
 ENTRY_EXIT = re.compile(r"\s*exitcode\s+: (-?\d{1,5})(?: \(pid: (\d{1,10})\)|\s*$)")
@@ -63,6 +66,7 @@ class _Stream:
     spawned: int | None = None
     entry_rank: int | None = None
     entry_local: int | None = None
+    entry_time_s: int | None = None
     entry_host: str = ""
 
 
@@ -181,7 +185,9 @@ class Tracebacks:
     def _read_table(self, text: str, stream: _Stream) -> bool:
         if " : " not in text:
             return False
-        if found := ENTRY_HOST.match(text):
+        if found := ENTRY_TIME.match(text):
+            stream.entry_time_s = _seconds(found[1])
+        elif found := ENTRY_HOST.match(text):
             stream.entry_host = found[1]
         elif found := ENTRY_RANK.match(text):
             stream.entry_rank, stream.entry_local = int(found[1]), int(found[2])
@@ -195,10 +201,19 @@ class Tracebacks:
                 host=stream.entry_host,
                 pid=int(found[2] or 0),
                 from_table=True,
+                time_s=stream.entry_time_s,
             )
+            stream.entry_time_s = None
         else:
             return False
         return True
+
+
+def _seconds(text: str) -> int | None:
+    try:
+        return calendar.timegm(time.strptime(text, "%Y-%m-%d_%H:%M:%S"))
+    except ValueError:
+        return None
 
 
 def _indent(text: str) -> int:
