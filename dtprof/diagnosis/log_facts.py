@@ -98,6 +98,8 @@ class Trace:
     stream: str
     type: str
     message: str
+    pod: int | None = None
+    """Number of the pod, container or service, where its name ends with one."""
     site: Site | None = None
     source: str = ""
     call: str = ""
@@ -210,6 +212,10 @@ class Facts:
     world_size: int = 0
     last_activity: dict[str, int] = field(default_factory=dict)
     """By stream: ordinary lines since its newest exception."""
+    stacks: dict[int, Site] = field(default_factory=dict)
+    """By rank: the user's innermost line under the collective that its watchdog gave up."""
+    pods: set[tuple[int, int]] = field(default_factory=set)
+    """The number of a pod, container or service, and a rank that its lines name."""
     communicators: Communicators = field(default_factory=dict)
     """NCCL communicators with the calls on them, from NCCL's own log."""
     left_out: int = 0

@@ -9,9 +9,11 @@ from dtprof.diagnosis.log_facts import BACKWARD, MAX_RANK, Communicator, Exit, F
 from dtprof.records.sites import Site
 from dtprof.records.tables import Group
 
+RELAYED = "CheckpointException"
+"""What torch.distributed.checkpoint raises on every rank because some failed; it prints what these raised below."""
 FROM_OUTSIDE = ("KeyboardInterrupt", "SystemExit")
-NOBODY_CAME = ("RendezvousTimeoutError", "RendezvousConnectionError")
-"""What torch's launcher raises where other nodes, or the store, do not come: before it starts a rank."""
+NOBODY_CAME = ("RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError")
+"""What torch's launcher raises where other nodes, or the store, do not come, or have left: where it runs no rank."""
 RAISED_BY_TORCH = re.compile(r"RuntimeError|Dist\w*Error|TimeoutError|Rendezvous\w*|Connection\w*Error|BrokenPipeError")
 SAID_BY_C10D = re.compile(
     r"/gloo/|Timed out waiting \d+ms for|communicator was aborted|Watchdog caught|ncclRemoteError|remote process exited"
@@ -105,9 +107,10 @@ class LoggedJob:
         return timed | set(self.victims)
 
     def sites(self, ranks: set[int] | list[int]) -> dict[int, Site]:
-        """Return the user's lines where these ranks failed."""
+        """Return the user's lines where these ranks failed, or waited."""
         found = {rank: self.own.get(rank) or self.victims.get(rank) for rank in ranks}
-        return {rank: trace.site for rank, trace in found.items() if trace is not None and trace.site is not None}
+        sites = {rank: trace.site if trace is not None else None for rank, trace in found.items()}
+        return {rank: site for rank, known in sites.items() if (site := known or self.facts.stacks.get(rank))}
 
     def notes(self, *kinds: str) -> list[Note]:
         """Return the notes of these kinds."""
@@ -147,6 +150,9 @@ def _judge(chain: list[Trace], job: LoggedJob) -> None:
     rank = _rank(last, job)
     if "launcher" in verdicts or verdicts[-1] == "outside":
         return
+    if verdicts[-1] == "relayed":
+        job.hints.append(last)
+        return
     if verdicts[0] == "victim" or (verdicts[0] == "mismatch" and not last.bare):
         first = chain[0]
         if rank is None:
@@ -168,10 +174,12 @@ def _judge(chain: list[Trace], job: LoggedJob) -> None:
 
 
 def blame(trace: Trace) -> str:
-    """Classify an exception: own, victim, mismatch, launcher, outside."""
+    """Classify an exception: own, victim, mismatch, launcher, relayed, outside."""
     name = simple_type(trace)
     if name in launchers.EXCEPTIONS or name in NOBODY_CAME:
         return "launcher"
+    if name == RELAYED:
+        return "relayed"
     if name in FROM_OUTSIDE:
         return "outside"
     if MISMATCH in trace.message:
@@ -194,8 +202,13 @@ def simple_type(trace: Trace) -> str:
 
 
 def _rank(trace: Trace, job: LoggedJob) -> int | None:
-    if trace.rank is not None or trace.task is None:
+    if trace.rank is not None:
         return trace.rank
+    pods = job.facts.pods
+    if trace.pod is not None and len(pods) > 1 and all(number == rank for number, rank in pods):
+        return trace.pod  # every pod that names its rank has the number of that rank
+    if trace.task is None:
+        return None
     by_local = [one.rank for one in job.exits.values() if one.local_rank == trace.task]
     if len(by_local) == 1 and not {one.host for one in job.exits.values()} - {job.exits[by_local[0]].host}:
         return by_local[0]

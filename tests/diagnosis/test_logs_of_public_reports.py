@@ -235,3 +235,65 @@ def test_a_signal_without_a_rank_is_still_an_end(diagnose_texts: Diagnose) -> No
     verdict = diagnose_texts("traceback : Signal 9 (SIGKILL) received by PID 4242")
     (finding,) = verdict.findings
     assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("crash", "rank-killed", ())
+
+
+FAILED_STACK = """\
+[rank1]:[E607 23:46:59.2 ProcessGroupNCCL.cpp:733] Stack trace of the failed collective:
+#0 all_gather_into_tensor from /env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:4186
+#1 wrapper from /env/lib/python3.12/site-packages/torch/distributed/c10d_logger.py:83
+#2 save_state from /work/me/job/saving.py:88
+#3 main from /work/me/job/train.py:501
+"""
+
+
+def test_stack_of_a_watchdog_tells_the_line_that_waits(diagnose_texts: Diagnose) -> None:
+    waits = watchdog(1, seq=17, op="_ALLGATHER_BASE")
+    (finding,) = diagnose_texts(f"{waits}\n{FAILED_STACK}{watchdog(2, seq=17, op='_ALLGATHER_BASE')}").findings
+    assert (finding.call_sites[1].file, finding.call_sites[1].line) == ("/work/me/job/saving.py", 88)
+    assert 2 not in finding.call_sites
+
+
+@pytest.mark.parametrize(("third", "rank"), [(1, 2), (4, None)])
+def test_number_of_a_pod_is_its_rank_where_all_others_say_so(
+    diagnose_texts: Diagnose, third: int, rank: int | None
+) -> None:
+    waits = [f"job-worker-{pod}: {watchdog(named, seq=17, op='ALLREDUCE')}" for pod, named in ((0, 0), (1, third))]
+    raised = ["Traceback (most recent call last):", '  File "/app/fit.py", line 7, in fit', "    step()", "KeyError: 7"]
+    verdict = diagnose_texts("\n".join([*waits, *(f"job-worker-2: {line}" for line in raised)]))
+    crashes = [finding for finding in verdict.findings if finding.kind == "rank-crashed"]
+    assert [finding.culprit_ranks for finding in crashes] == [() if rank is None else (rank,)]
+
+
+def test_checkpoint_exception_is_that_of_the_rank_that_failed(diagnose_texts: Diagnose) -> None:
+    prefix = "2025-10-31 03:11:02,477 - trainer.runner - INFO - [rank0]: "
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/app/fit.py", line 7, in fit',
+        "    dcp.save(state)",
+        "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([2])",
+        "Traceback (most recent call last): (RANK 2)",
+        '  File "/env/lib/python3.11/site-packages/torch/distributed/checkpoint/utils.py", line 192, in reduce_scatter',
+        "    local_data = map_fun()",
+        "OSError: [Errno 28] No space left on device",
+    ]
+    (finding,) = diagnose_texts("\n".join(prefix + line for line in lines)).findings
+    assert (finding.kind, finding.culprit_ranks) == ("rank-crashed", (2,))
+    assert "No space left" in finding.summary
+
+
+def test_closed_rendezvous_is_no_crash_of_a_rank(diagnose_texts: Diagnose) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/env/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError"
+    )
+    assert diagnose_texts(text).findings == ()
+
+
+def test_a_worker_of_ray_that_died_is_reported(diagnose_texts: Diagnose) -> None:
+    text = (
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. To troubleshoot, "
+        "check the logs. RayTask ID: ff Worker PID: 4711 Worker exit type: SYSTEM_ERROR Worker exit detail: End of file"
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("rank-killed", ())
+    assert "pid 4711" in finding.summary

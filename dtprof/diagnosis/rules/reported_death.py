@@ -13,7 +13,7 @@ OUTPUT_BY_RANK = "Keep every rank's output by itself: deepspeed --enable_each_ra
 def find_unnamed_death(job: LoggedJob) -> Finding | None:
     """Return the finding for a process of which only the kernel, or its last line, tells that it died."""
     ooms = job.notes("oom-kill")
-    return _oom_alone(ooms, job) if ooms else _ended_alone(job) or _native_alone(job)
+    return _oom_alone(ooms, job) if ooms else _ended_alone(job) or _native_alone(job) or _actor_alone(job)
 
 
 def find_device_error(job: LoggedJob) -> Finding | None:
@@ -79,6 +79,23 @@ def _native_alone(job: LoggedJob) -> Finding | None:
         confidence=0.5,
         evidence=(crashes[0].text,),
         advice=(NATIVE_CRASH,),
+    )
+
+
+def _actor_alone(job: LoggedJob) -> Finding | None:
+    """Return the finding for a worker of Ray that ended without an exception."""
+    deaths = job.notes("actor-died")
+    if not deaths or job.own_traces or job.waited_for():
+        return None
+    pids = sorted({note.number for note in deaths if note.number})
+    which = f" (pid {', '.join(map(str, pids[:8]))})" if pids else ""
+    return Finding(
+        kind="rank-killed",
+        summary=f"A worker process of Ray{which} was killed or crashed in native code; its rank is not in the log.",
+        culprit_ranks=(),
+        confidence=0.5,
+        evidence=(deaths[0].text[:160],),
+        advice=("Read the output of that process in Ray's session folder, and the kernel log of its host (dmesg).",),
     )
 
 

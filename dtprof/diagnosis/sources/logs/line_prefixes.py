@@ -17,6 +17,8 @@ class LogLine(NamedTuple):
     """Key of the process whose output the line is: lines of one traceback share it."""
     from_torch: bool
     """Whether torch itself named the rank: its hook for uncaught exceptions, its C++ log."""
+    pod: int | None = None
+    """Number of the pod, container or service, where its name ends with one."""
 
 
 MAX_LAYERS = 6
@@ -35,6 +37,11 @@ HOST = re.compile(r"([a-z][a-z0-9.-]*\d[a-z0-9.-]*): (?=\S| {2})")
 TIME = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])? "
 )
+LOGGER = re.compile(
+    r"[-|: ]{0,3}[\w.-]{1,80} ?[-|:] ?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) ?[-|:] ?(?=\[rank\d{1,7}\]:)"
+)
+"""A record of logging that holds a line of a rank: a program that starts torchrun and logs its output."""
+NUMBERED = re.compile(r"-(\d{1,6})$")
 FILE_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 ELASTIC_FILE = re.compile(r"attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
 
@@ -45,6 +52,7 @@ def parse_line(raw: str, *, file_key: str, file_rank: int | None) -> LogLine:
     rank: int | None = file_rank
     task: int | None = None
     from_torch = False
+    pod: int | None = None
     stream = file_key
     for _ in range(MAX_LAYERS):
         if text.startswith('{"'):
@@ -64,17 +72,19 @@ def parse_line(raw: str, *, file_key: str, file_rank: int | None) -> LogLine:
         elif found := ROLE.match(text):
             task = int(found[1]) if task is None else -1  # a task of several processes: neither number is the rank
             stream += f" {found[0].rstrip()}"
-        elif found := TIME.match(text):
+        elif found := TIME.match(text) or LOGGER.match(text):
             pass
         elif found := POD.match(text) or REPLICA.match(text) or COMPOSE.match(text) or HOST.match(text):
             stream += f" {found[1]}"
+            number = NUMBERED.search(found[1])
+            pod = int(number[1]) if number else pod
         elif found := TASK.match(text):
             task = int(found[1]) if task is None else -1
             stream += f" task{found[1]}"
         else:
             break
         text = text[found.end() :]
-    return LogLine(text, rank, None if task == -1 else task, stream, from_torch)
+    return LogLine(text, rank, None if task == -1 else task, stream, from_torch, pod)
 
 
 def rank_of_file(path: str) -> int | None:

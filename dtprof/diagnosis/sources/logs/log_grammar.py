@@ -35,6 +35,8 @@ WORDS = (
         "sending SIG",
         "running low on memory",
         "emory pressure",
+        "worker died or was killed",
+        "worker process has died",
     ),
 )
 BYTE_WORDS = tuple(word.encode() for word in WORDS)
@@ -176,6 +178,13 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"|sending SIG(?:TERM|KILL) to process \d+ uid"
             r"|killed due to (?:the node running low on memory|memory pressure)",
             re.IGNORECASE,
+        ),
+    ),
+    (
+        "actor-died",
+        re.compile(
+            r"A worker died or was killed while executing a task.{0,600}?Worker PID: (?P<number>\d{1,10})"
+            r"|The actor is dead because its worker process has died"
         ),
     ),
     ("xid", re.compile(r"NVRM: Xid.{0,160}")),

@@ -129,6 +129,8 @@ class LogReader:
         facts = self._attempts[-1]
         if line.rank is not None:
             facts.name_rank(line.rank)
+            if line.pod is not None and len(facts.pods) < MANY:
+                facts.pods.add((line.pod, line.rank))
         if line.task is not None and len(facts.tasks_named) < MANY:
             facts.tasks_named.add(line.task)
         # A terminal that wraps a line repeats no prefix: the rest belongs to the line before.

@@ -25,7 +25,7 @@ def gather_attempt(facts: Facts, problems: tuple[str, ...] = ()) -> JobState:
     """Return the job state that the logs of one attempt show."""
     job = view(facts)
     in_calls = set(ranks_by_process([*facts.communicators.values()]).values())
-    seen = (set(facts.ranks_named) or set(job.victims) | set(job.own)) | in_calls
+    seen = set(facts.ranks_named) | set(job.victims) | set(job.own) | in_calls
     seen |= set(job.exits) | job.left_in_order(job.known)
     ranks = sorted(rank for rank in seen if rank < MAX_RANK)
     if facts.left_out:

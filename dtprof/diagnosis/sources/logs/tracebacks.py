@@ -37,6 +37,11 @@ API = re.compile(
     r"|^(?:isend|irecv|batch_isend_irecv|init_process_group|new_group|destroy_process_group)$"
 )
 CALLED = re.compile(r"\.\s*(\w+)\s*\(")
+GAVE_UP = "Stack trace of the failed collective:"
+LEVEL = re.compile(r"#\d{1,4} (.{1,200}) from (.{1,1000}):(\d{1,9})\s*$")
+"""A line of the stack that a watchdog prints below that, the innermost first."""
+RANKED = re.compile(r"\(RANK (\d{1,7})\)")
+"""Behind the head of a traceback that torch.distributed.checkpoint prints for another rank."""
 MAX_STREAMS = 20_000
 MAX_FRAMES = 200
 
@@ -48,6 +53,7 @@ class _Open:
     order: Order
     rank: int | None
     task: int | None
+    pod: int | None
     from_torch: bool
     logged: bool
     indent: int
@@ -76,6 +82,7 @@ class Tracebacks:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self._streams: dict[str, _Stream] = {}
+        self._gave_up: int | None = None  # the rank whose watchdog prints the stack that is read
 
     def read(self, line: LogLine, order: Order) -> bool:
         """Take a line; say whether it belonged to a traceback or a table."""
@@ -85,6 +92,8 @@ class Tracebacks:
                 self._streams.clear()
             stream = self._streams[line.stream] = _Stream()
         text = line.text
+        if self._read_stack(text, line):
+            return True
         if traceback_boxes.is_boxed(text):
             unboxed = traceback_boxes.unboxed(text)
             if unboxed is None:
@@ -114,13 +123,29 @@ class Tracebacks:
             return False
         return True
 
+    def _read_stack(self, text: str, line: LogLine) -> bool:
+        """Take the stack of a collective that a watchdog gives up: one record, of which only the head has a prefix."""
+        if GAVE_UP in text:
+            self._gave_up = line.rank
+            return True
+        found = LEVEL.match(text) if self._gave_up is not None else None
+        if found is None or self._gave_up is None:
+            self._gave_up = None
+            return False
+        if is_user_file(found[2]):
+            site = Site(file=found[2], line=int(found[3]), function=found[1])
+            self.facts.stacks.setdefault(self._gave_up, site)
+        return True
+
     def _begin(self, line: LogLine, order: Order, stream: _Stream, *, logged: bool) -> None:
         rank = stream.spawned if stream.spawned is not None else line.rank
+        of_other = RANKED.search(line.text)
+        rank = int(of_other[1]) if of_other else rank
         in_table = ENTRY_TRACE.match(line.text)
         if in_table and stream.entry_rank is not None:
             rank = stream.entry_rank
         certain = line.from_torch or stream.spawned is not None or in_table is not None
-        stream.open = _Open(order, rank, line.task, certain, logged, _indent(line.text))
+        stream.open = _Open(order, rank, line.task, line.pod, certain, logged, _indent(line.text))
 
     def _continue(self, text: str, order: Order, stream: _Stream, line: LogLine) -> bool:
         current = stream.open
@@ -151,6 +176,7 @@ class Tracebacks:
                 order=order,
                 rank=done.rank,
                 task=done.task,
+                pod=done.pod,
                 stream=line.stream,
                 type=kind,
                 message=message.strip()[:400],
@@ -174,6 +200,7 @@ class Tracebacks:
                 order=order,
                 rank=line.rank,
                 task=line.task,
+                pod=line.pod,
                 stream=line.stream,
                 type=found[1],
                 message=found[2].strip()[:400],
