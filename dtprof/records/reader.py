@@ -87,7 +87,7 @@ class Run:
         if self.newest is not None:
             for rank in ranks:
                 newest, is_cut = self._load_newest_steps(rank, self.newest)
-                first = int(newest.operations["step"][0]) + 1 if is_cut else 0
+                first = int(_events_of(newest)["step"][0]) + 1 if is_cut else 0
                 yield dataclasses.replace(newest, first_whole_step=first)
             return
         kept = self.cache.tables if self.cache is not None else {}
@@ -487,6 +487,11 @@ def _read_together(ranks: Sequence[_Waiting]) -> Iterator[RankTables]:
         yield _tables(waiting.folder, records, of_rank, strings, texts, rank=waiting.rank, attempt=waiting.attempt)
 
 
+def _events_of(read: RankTables) -> Array:
+    """Return the operations of a rank; of one that issues none its spans."""
+    return read.operations if len(read.operations) else read.spans
+
+
 @dataclass(frozen=True, kw_only=True)
 class NewestOperations:
     """The newest operations of a rank, and what is known of its older records."""
@@ -498,7 +503,7 @@ class NewestOperations:
     @property
     def counts_steps(self) -> bool:
         """Say whether the program counts steps, so that the first step here is not taken for the first of the run."""
-        return bool(self.tables.operations["step"][-1:].any())
+        return bool(_events_of(self.tables)["step"][-1:].any())
 
     def with_past(self) -> RankTables:
         """Return the tables with what is known of older records."""

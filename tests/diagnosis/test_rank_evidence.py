@@ -178,6 +178,22 @@ def test_of_a_run_of_newest_operations_older_records_are_as_good_as_not_recorded
     assert not newest.problems
 
 
+def test_a_rank_without_operations_is_read_from_its_newest_records_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counted_segments, "MOST_FOR_EACH", 1)
+    own = RankBuilder(0, world_size=1)
+    for step in range(400):
+        own.span(events.FORWARD, step * MS, step * MS + 1, step=step)
+    run = open_run(write_run(tmp_path / "run", [own]))
+    found = load_newest(run)
+    assert found.past is not None
+    assert len(found.spans) == 3 * RECORDS, "segments are read until they hold 40 records"
+    assert found.past.forwards == 400 - 3 * RECORDS
+    newest = run.only_newest(NEWEST, of_each=NEWEST).load(0)
+    assert newest.first_whole_step == int(newest.spans["step"][0]) + 1
+
+
 def test_a_newest_segment_that_has_no_header_yet_changes_nothing(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [busy_rank()])
     folder = path / paths.rank_folder_name(0, 0)

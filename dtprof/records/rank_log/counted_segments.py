@@ -44,6 +44,8 @@ _KEPT_SPANS = (events.NEW_GROUP, events.CHECKPOINT, events.COMPILE)
 
 WORTH_IT = 4
 """Records for each wanted operation, from which on not to load them all costs less."""
+MOST_RECORDS, MOST_FOR_EACH = 1 << 20, 64
+"""Records that are loaded, in all and for each wanted operation: a rank may issue few operations, or none."""
 ReadColumns = Callable[[Sequence[str]], Array | None]
 """Returns the sound records of a segment, with these columns at least; None where it cannot be read."""
 
@@ -78,7 +80,7 @@ def find_newest(files: Sequence[Path], *, of_all: int, of_each: int) -> Cut | No
     wanted = max(of_each, of_all // max(1, _find_world_size(files)))
     if held < WORTH_IT * wanted:
         return None
-    count = 0
+    count = loaded = 0
     for i in range(len(files) - 1, -1, -1):
         keeper = _Keeper()
         problems: list[str] = []
@@ -88,10 +90,13 @@ def find_newest(files: Sequence[Path], *, of_all: int, of_each: int) -> Cut | No
             continue  # damaged, or just created: the reader loads it without counting
         is_operation = kind <= _P2P
         own = int(np.count_nonzero(is_operation))
-        if count + own < wanted:
+        loaded += len(rows)
+        if count + own < wanted and loaded < min(MOST_RECORDS, MOST_FOR_EACH * wanted):
             count += own
             continue
-        row = int(np.flatnonzero(is_operation)[own - (wanted - count)]) if wanted > count else len(rows)
+        missing = wanted - count
+        first = len(rows) if missing <= 0 else 0
+        row = int(np.flatnonzero(is_operation)[own - missing]) if 0 < missing <= own else first
         return Cut(segment=i, rows=rows, row=row, header=header, problems=tuple(problems))
     return None
 
