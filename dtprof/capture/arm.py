@@ -135,9 +135,9 @@ class Process:
         fence.on_note(lambda text: recorder.write_entry(timed_entry("note", text=text)))
         if torch.distributed.is_available():
             self._install_hooks(recorder)
-        self._exits = process_exits.ExitWriter(
-            recorder, call_sites.code_owners(torch_folder), self._out_of_memory_entry
-        )
+        owners = call_sites.code_owners(torch_folder)
+        call_sites.follow_threads(owners, recorder.write_entry)
+        self._exits = process_exits.ExitWriter(recorder, owners, self._out_of_memory_entry)
         self._exits.install()
         process_exits.watch_leaving(self._mark_leaving)
         self._recorder, self._gave_up = recorder, False

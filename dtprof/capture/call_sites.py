@@ -1,13 +1,19 @@
 """Find the line of the user's code that issued an operation, from Python frames."""
 
 import functools
+import itertools
 import site
 import sys
 import sysconfig
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
+from dtprof import fence
+from dtprof.capture.string_entries import entry
 from dtprof.records.sites import Site
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -24,6 +30,8 @@ PACKAGES = ("site-packages", "dist-packages")
 MAX_DEPTH = 512
 MOST_CODES = 100_000
 """Limit of code objects kept for ever, of which a program may create any number; further ones are ignored."""
+MOST_THREADS = 4096
+"""Threads of which the line that started them is written."""
 TOOL, LIBRARY, USER = 0, 1, 2
 
 
@@ -72,6 +80,34 @@ def user_line(owners: CodeOwners) -> dict[str, str | int] | None:
             return {"file": path, "line": frame.f_lineno or 0, "function": _qualified_name(frame.f_code)}
         frame = frame.f_back
     return None
+
+
+@fence.fenced("the lines that start threads")
+def follow_threads(owners: CodeOwners, write: Callable[[str], object]) -> None:
+    """Write at the start of each thread the line of the user's code that starts it.
+
+    A thread of a library runs no other: that of an executor, in which torch writes a checkpoint. Of a thread that
+    serves several calls the first counts.
+    """
+    threads: Any = threading.Thread
+    original, number = threads.start, itertools.count()
+
+    @fence.stands_in
+    @functools.wraps(original)
+    def start(thread: threading.Thread) -> None:
+        try:
+            original(thread)
+        except BaseException as error:
+            fence.hide_frame(error)
+            raise
+        write_origin(thread)
+
+    @fence.fenced("the lines that start threads")
+    def write_origin(thread: threading.Thread) -> None:
+        if next(number) < MOST_THREADS and (place := user_line(owners)) is not None:
+            write(entry("thread_start", native_id=thread.native_id, **place))
+
+    threads.start = start
 
 
 class CallSites:

@@ -37,6 +37,7 @@ from dtprof.records.rank_log.segments import (
 from dtprof.records.rank_log.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
 from dtprof.records.rank_log.step_index import StepIndex, StepRange, index_log, read_range
 from dtprof.records.rank_log.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
+from dtprof.records.rank_log.thread_origins import place_threads
 from dtprof.records.replicas import ReplicaProcess, describe_replicas, separate_replicas
 from dtprof.records.run_cache import MOST_BYTES, RankCache
 from dtprof.records.tables import Array, Manifest, NodeMemory, Past, ProcessExit, RankTables
@@ -595,6 +596,7 @@ def _tables(
         last_ns.append(last_time(operations))
     device_durations.find_operations(operations, intervals)
     fields = names_in_tables(strings)
+    place_threads(strings, operations, spans)
     label_buckets(
         operations, spans, ops=fields["ops"], groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
     )

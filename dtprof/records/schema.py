@@ -310,6 +310,7 @@ STRING_ENTRIES = {
     "empty (idle), or actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; "
     "null without a plan; `offered`: the schedules of a framework that has few",
     "thread": "id, name, native_id: a thread that issued events",
+    "thread_start": "native_id, file, line, function: the line of the user's code that started a thread",
     "device": "t_ns, device, name, uuid: the accelerator that the rank computes on, such as cuda:0, its name and "
     "UUID (`GPU-...` as NVML has it; of a MIG slice its own)",
     "stream": "id, device, index, stream: a stream of a device (cuda, 0) by torch's number; the native recorder alone",

@@ -7,7 +7,7 @@ as well: sparse gradients, callbacks of a hook.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 
 import numpy as np
 
@@ -50,12 +50,12 @@ def label_buckets(
                 plain = sites.get(site, Site(file="", line=0, function=""))
                 label = assigned.get(row) or (_REDUCTION if plain.api in _CALLS_OF_BACKWARD else None)
                 if plain.label is None and label is not None:
-                    number = new_sites.setdefault((site, label), _free_site(sites, new_sites))
+                    number = new_sites.setdefault((site, label), free_site(sites, new_sites))
                     sites.setdefault(number, dataclasses.replace(plain, label=label))
                     operations["site"][row] = number
 
 
-def _free_site(sites: dict[int, Site], new_sites: dict[tuple[int, Label], int]) -> int:
+def free_site(sites: Mapping[int, Site], new_sites: Sized) -> int:
     """Return an unused site id: recorded ones count up from FIRST_LABELLED_SITE, these down from the top."""
     number = 0xFFFFFFFF - len(new_sites)
     while number in sites:

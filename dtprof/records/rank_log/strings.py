@@ -48,6 +48,9 @@ class Strings:
         self.pipelines: dict[int, tables.Pipeline] = {}
         self.bucket_layouts: list[tables.BucketLayout] = []
         self.threads: dict[int, str] = {}
+        self.native_threads: dict[int, int] = {}
+        self.thread_starts: dict[int, Site] = {}
+        """By the native id of a thread: the line of the user's code that started it."""
         self.streams: dict[int, str] = {}
         self.device_uuid = ""
         self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -113,6 +116,9 @@ class Strings:
             )
         elif kind == "thread":
             self.threads[int(row["id"])] = str(row["name"])
+            self.native_threads[int(row["id"])] = int_or_0(row.get("native_id"))
+        elif kind == "thread_start":
+            self.thread_starts[int(row["native_id"])] = _site(row)
         elif kind == "stream":
             self.streams[int(row["id"])] = f"{row['device']}:{int(row['index'])} stream {int(row['stream'])}"
         elif kind == "device":
