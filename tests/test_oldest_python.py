@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.jobs import REPOSITORY
 
 
+@pytest.mark.thorough
 def test_nothing_of_the_standard_library_is_newer_than_the_oldest_python(tmp_path: Path) -> None:
     (oldest,) = re.findall(r'requires-python = ">=([\d.]+)"', (REPOSITORY / "pyproject.toml").read_text())
     # Without what it imports: stubs of numpy need a newer Python. So only complaints about modules count.

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
+from dtprof.formatting import format_age, list_ranks
 from dtprof.records import writer
+from dtprof.records.nodes.node_reader import silent_hosts
 from dtprof.records.rank_processes import find_processes
 from dtprof.records.reader import Run
 
@@ -33,14 +35,25 @@ def is_recorded(run: Run) -> bool:
 
 
 def confirm_running(summary: "Summary", run: Run) -> "Summary":
-    """Return the summary with ranks of this host that are gone marked as such.
+    """Return the summary with ranks of this host that are gone marked as such, and with those of silent hosts named.
 
-    From the files alone, a rank without an exit record runs. Where dtprof was killed with the job, it is gone.
+    From the files alone, a rank without an exit record runs. Where dtprof was killed with the job, it is gone; where
+    nothing is heard of its host though others are heard of, it may be.
     """
     running = {rank.rank for rank in summary.ranks if rank.ended == RUNNING}
     if not running:
         return summary
-    processes = [process for process in find_processes(run.folders) if process.boot_id == writer.boot_id()]
-    gone = {process.rank for process in processes if not is_alive(process.pid, run.path)} & running
+    processes = find_processes(run.folders)
+    here = [process for process in processes if process.boot_id == writer.boot_id()]
+    gone = {process.rank for process in here if not is_alive(process.pid, run.path)} & running
     ranks = [replace(rank, ended=NO_EXIT_RECORD) if rank.rank in gone else rank for rank in summary.ranks]
-    return replace(summary, ranks=tuple(ranks))
+    of_host: dict[str, set[int]] = {}
+    for process in processes:
+        of_host.setdefault(process.host, set()).add(process.rank)
+    quiet_s = silent_hosts(run.path, of_host, {host for host, own in of_host.items() if own & (running - gone)})
+    caveats = [
+        f"ended: {list_ranks(sorted(of_host[host] & running))} may have ended: nothing was heard of host {host} for "
+        f"{format_age(seconds)} while others were"
+        for host, seconds in sorted(quiet_s.items())
+    ]
+    return replace(summary, ranks=tuple(ranks), cannot_tell=(*summary.cannot_tell, *caveats))

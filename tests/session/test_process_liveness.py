@@ -1,11 +1,13 @@
 """Which ranks are said to run: those whose process is there."""
 
 import json
+import os
 from pathlib import Path
 
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
 from dtprof.analysis.run_summary import summarise
 from dtprof.records import paths, writer
+from dtprof.records.nodes import node_samples
 from dtprof.records.reader import open_run
 from dtprof.session.process_liveness import confirm_running
 from tests.builders import RankBuilder, write_run
@@ -18,7 +20,7 @@ def unended_run(folder: Path, boot_id: str) -> Path:
     """Write the run of two ranks that left no exit record, of a job whose end nobody saw."""
     ranks = [RankBuilder(rank, world_size=2, closed=False) for rank in range(2)]
     for rank in ranks:
-        rank.boot_id, rank.pid = boot_id, DEAD_PID + rank.rank
+        rank.boot_id, rank.pid, rank.host = boot_id, DEAD_PID + rank.rank, f"host{rank.rank}"
         rank.op("all_reduce", 10, 20)
     run = write_run(folder, ranks)
     manifest = run / paths.MANIFEST
@@ -36,3 +38,16 @@ def test_a_rank_of_this_host_that_is_gone_exited_without_an_exit_record(tmp_path
 def test_a_rank_of_another_host_may_still_run(tmp_path: Path) -> None:
     run = open_run(unended_run(tmp_path / "run", "another-boot"))
     assert {rank.ended for rank in confirm_running(summarise(run), run).ranks} == {RUNNING}
+
+
+def test_ranks_of_a_host_that_is_silent_may_have_ended(tmp_path: Path) -> None:
+    run = open_run(unended_run(tmp_path / "run", "another-boot"))
+    for rank, heard_s in enumerate((1000, 940)):
+        file = run.path / paths.node_folder_name(f"host{rank}") / node_samples.FILE
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        os.utime(file, (heard_s, heard_s))
+    (told,) = [reason for reason in confirm_running(summarise(run), run).cannot_tell if reason.startswith("ended")]
+    assert told == "ended: rank 1 may have ended: nothing was heard of host host1 for 60 s while others were"
+    os.utime(file, (999, 999))
+    assert not [reason for reason in confirm_running(summarise(run), run).cannot_tell if reason.startswith("ended")]
