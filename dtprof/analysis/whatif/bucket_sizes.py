@@ -9,7 +9,7 @@ import numpy as np
 from dtprof.analysis.whatif.fixes import Unpredictable, find_gradient_reductions, fit_costs
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.columns import number_distinct
-from dtprof.intervals import Floats
+from dtprof.intervals import Column, Floats
 
 
 def replay_buckets(graph: OperationGraph, size: int) -> tuple[Floats, float]:
@@ -29,7 +29,12 @@ def replay_buckets(graph: OperationGraph, size: int) -> tuple[Floats, float]:
             f"{name}: all buckets are about as large, so that a latency and a bandwidth cannot be told apart; record a "
             "run with buckets of several sizes"
         )
-    ends = graph.dependencies.replay(graph.durations[:, np.newaxis])[:, 0]
+    ends = graph.replay_ends()
+    if _are_waited_for_in_turn(graph, rows, ends):
+        raise Unpredictable(
+            f"{name}: the program waits for most reductions before it issues the next, so that the records do not tell "
+            "when the gradients of a larger bucket are there"
+        )
     added, missed = np.zeros((2, graph.num_steps))
     for step in range(graph.num_steps):
         some = rows[graph.step[rows] == step]
@@ -45,6 +50,19 @@ def replay_buckets(graph: OperationGraph, size: int) -> tuple[Floats, float]:
             added[step] -= present
             missed[step] = abs(present - ends[some].max())
     return added, float(missed.mean())
+
+
+def _are_waited_for_in_turn(graph: OperationGraph, rows: Column, ends: Floats) -> bool:
+    """Say whether ranks wait for most of these operations before they issue the next in the same step."""
+    before, after = graph.dependencies.before, graph.dependencies.after
+    is_wait = np.isin(before, rows) & (graph.rank[after] >= 0) & (graph.instance[after] < 0)
+    waited_until = np.full(len(ends), np.inf)
+    np.minimum.at(waited_until, before[is_wait], ends[after[is_wait]])
+    issued = ends[graph.issued_by[rows]]
+    order = np.lexsort((issued, graph.step[rows], graph.rank[rows]))
+    rows, issued = rows[order], issued[order]
+    is_next = (np.diff(graph.rank[rows]) == 0) & (np.diff(graph.step[rows]) == 0)
+    return bool(2 * np.count_nonzero((waited_until[rows[:-1]] <= issued[1:])[is_next]) > np.count_nonzero(is_next))
 
 
 def largest_bucket(graph: OperationGraph) -> int:

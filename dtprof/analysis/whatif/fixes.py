@@ -16,7 +16,7 @@ from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.columns import distinct, median, number_distinct
 from dtprof.errors import UsageError
 from dtprof.formatting import format_bytes, list_ranks, plural
-from dtprof.intervals import Column, Floats, Mask
+from dtprof.intervals import Column, Floats, Mask, cover, intersect, total
 from dtprof.job.axes import DEFAULT_GROUP
 from dtprof.records import events
 
@@ -63,6 +63,8 @@ DATA_PARALLEL = ("dp_replicate", "dp", "ddp", "fsdp", "dp_shard")
 WHOLE_JOB = (DEFAULT_GROUP,)
 """The group of all ranks: where no axis divides the model, they are replicas."""
 OF_MODEL = ("tp", "pp", "cp", "ep", "sp", "mp")
+SLOWED = 0.5
+"""By so much at most operations slow down the computation beside them: on a host they take cores, on a device units."""
 MAX_GROWTH = 16
 """How many times the measured replicas a prediction may go."""
 
@@ -343,6 +345,18 @@ def find_dropped(graph: OperationGraph, fix: Fix) -> Mask:
             "accumulate gradients without no_sync()"
         )
     return graph.is_superseded
+
+
+def measure_beside(graph: OperationGraph, operations: Mask) -> float:
+    """Return how long the ranks compute in a step while these operations of theirs are under way, the mean; ns."""
+    ends = graph.replay_ends()
+    num_ranks = len(distinct(graph.rank[operations]))
+    # The ranks one after the other, each on a stretch of time of its own.
+    origin = graph.rank * int(ends.max() + 1)
+    begin, end = (origin + times.astype(np.int64) for times in (ends - graph.durations, ends))
+    computes = graph.is_of(lambda kind: not kind.is_communication)
+    under_way, busy = (cover(begin[some], end[some]) for some in (operations, computes))
+    return total(intersect(under_way, busy)) / max(1, num_ranks * graph.num_steps)
 
 
 def drop_waits(graph: OperationGraph, operations: Mask) -> Dependencies:

@@ -73,6 +73,11 @@ class OperationGraph:
             return last
         return np.diff(last, axis=0, prepend=ends[self.begins].max(axis=0)[np.newaxis])
 
+    def replay_ends(self) -> Floats:
+        """Return when each node ends as the run was."""
+        ends: Floats = self.dependencies.replay(self.durations[:, np.newaxis])[:, 0]
+        return ends
+
     def replay_means(self, scenarios: Iterable[Floats]) -> Floats:
         """Return the mean step of each scenario."""
         means: Floats = self.replay_steps(scenarios).mean(axis=0)

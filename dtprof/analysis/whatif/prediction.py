@@ -28,6 +28,7 @@ from dtprof.analysis.whatif.fixes import (
     RANK,
     REDUCE_DTYPE,
     SCHEDULE,
+    SLOWED,
     SPLIT,
     STAGE,
     SYNC,
@@ -40,6 +41,7 @@ from dtprof.analysis.whatif.fixes import (
     find_dropped,
     find_wide_gradients,
     fix_durations,
+    measure_beside,
     overlap_fully,
 )
 from dtprof.analysis.whatif.operation_graph import OperationGraph
@@ -335,7 +337,12 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
                 )
             if fix.what == PHASE and fix.value in OFF_THE_PATH:
                 assumes.append(OFF_THE_PATH[fix.value][1])
-            elif fix.what == WITHOUT:
+            if fix.what in (SYNC, WITHOUT) and (beside_ns := measure_beside(graph, find_dropped(graph, fix))):
+                fixed_ns -= SLOWED * beside_ns
+                assumes.append(
+                    "bounds allow for computation beside those operations that they slow down to half its speed"
+                )
+            if fix.what == WITHOUT:
                 assumes.append(f"the program is right without {fix.value}")
             elif fix.what == REDUCE_DTYPE:
                 assumes.append(f"the model trains as well with gradients reduced in {fix.value}, and casts are hidden")

@@ -297,6 +297,38 @@ def test_what_nobody_does_any_more_takes_no_time(fix: Fix, step_ms: int, assumed
     assert best.fix == ("phase=garbage_collection",), "of the two it gains more"
 
 
+def train(folder: Path, *operations: tuple[int, int, int, int]) -> Run:
+    """Write 12 steps of 100 ms of two ranks, 80 of backward, with all_reduces: issue, done, begin of the wait, MiB."""
+    ranks = [RankBuilder(rank, world_size=2) for rank in range(2)]
+    for rank in ranks:
+        for begin in range(0, 1200 * MS, 100 * MS):
+            rank.span("backward", begin, begin + 80 * MS)
+            rank.span("optimizer", begin + 80 * MS, begin + 100 * MS)
+            for issue, done, wait, mib in operations:
+                at, end, waits = (begin + ms * MS for ms in (issue, done, wait))
+                rank.op("all_reduce", at, end, is_async=True, waits=(waits, end), nbytes=mib << 20, reduce_op="sum")
+    return open_run(write_run(folder, ranks))
+
+
+def test_bounds_of_what_is_left_out_allow_for_the_computation_that_it_slowed_down(tmp_path: Path) -> None:
+    """The 10 ms of the wait go for sure; the 40 ms of computation before it, beside the operation, may take 20."""
+    fix = parse_option("without", "all_reduce")
+    (scenario,) = what_if.predict(train(tmp_path, (20, 70, 60, 4)), make_engine("local"), [fix]).scenarios
+    assert scenario.gain == pytest.approx(0.1, abs=1e-6)
+    assert scenario.interval == pytest.approx((0.1, 0.3), abs=1e-3)
+    assert "slow down to half its speed" in scenario.assumes
+
+
+def test_gradients_that_are_waited_for_in_turn_tell_nothing_of_larger_buckets(tmp_path: Path) -> None:
+    engine, fix = make_engine("local"), parse_option("buckets", "64MB")
+    in_turn = train(tmp_path / "in-turn", (20, 30, 20, 1), (30, 50, 30, 8), (50, 60, 50, 1))
+    found = what_if.predict(in_turn, engine, [fix])
+    assert found.scenarios[0].step_ns is None
+    assert "waits for most reductions before it issues the next" in found.cannot_tell[-1]
+    at_once = train(tmp_path / "at-once", (20, 30, 75, 1), (30, 50, 75, 8), (50, 60, 75, 1))
+    assert what_if.predict(at_once, engine, [fix]).scenarios[0].step_ns is not None
+
+
 def test_only_operations_between_ranks_can_be_left_out(tmp_path: Path) -> None:
     run, engine = pause_and_meet(tmp_path), make_engine("local")
     with pytest.raises(UsageError, match=r"--without backward: .*; expected one of barrier, barrier world"):
