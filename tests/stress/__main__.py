@@ -1,5 +1,7 @@
 """python -m tests.stress [--trials 200] [--only KIND] [--seed S]: end jobs in every bad way; nothing may be lost.
 
+After a stop, `--first N` goes on with trial N: a trial is drawn from seed, kind and number alone.
+
 Exit status 1 where something was lost, a status or output changed, or a program hung that does not hang without dtprof.
 """
 
@@ -49,6 +51,9 @@ def main() -> int:
     """Run the trials, print the table on stdout and what is wrong on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress", description=__doc__)
     parser.add_argument("--trials", type=int, default=200, help="of all kinds together (default: 200)")
+    parser.add_argument(
+        "--first", type=int, default=0, help="go on with this trial, where a call was stopped (default: 0)"
+    )
     parser.add_argument("--only", choices=sorted(KINDS), help="trials of this kind only")
     parser.add_argument("--seed", type=int, default=1, help="draws what the programs do (default: 1)")
     parser.add_argument("--keep", type=Path, help="keep what the trials wrote in this new folder")
@@ -62,7 +67,7 @@ def main() -> int:
                 print(f"  WRONG {finding.removeprefix(str(trial))}", file=sys.stderr, flush=True)
 
     kinds = [arguments.only] if arguments.only else list(KINDS)
-    tallies = run_trials(kinds, arguments.trials, arguments.seed, keep=arguments.keep, tell=tell)
+    tallies = run_trials(kinds, arguments.trials, arguments.seed, first=arguments.first, keep=arguments.keep, tell=tell)
     findings = [finding for tally in tallies.values() for finding in tally.findings]
     print("\n".join(findings), file=sys.stderr)
     print(

@@ -165,9 +165,9 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 
 
 def run_trials(
-    kinds: Sequence[str], num_trials: int, seed: int, *, keep: Path | None = None, tell: Any = None
+    kinds: Sequence[str], num_trials: int, seed: int, *, first: int = 0, keep: Path | None = None, tell: Any = None
 ) -> dict[str, Tally]:
-    """Run this many trials, the kinds in turn, or until Ctrl-C; return what each kind came to.
+    """Run the trials from `first` to this many, the kinds in turn, or until Ctrl-C; return what each kind came to.
 
     What they wrote is kept in the folder `keep`, which is made.
     """
@@ -179,7 +179,7 @@ def run_trials(
         hosts = Hosts(folder, stack.enter_context(small_disk(folder)))
         stack.callback(hosts.stop)
         with suppress(KeyboardInterrupt):
-            for number in range(num_trials):
+            for number in range(first, num_trials):
                 kind = kinds[number % len(kinds)]
                 trial = Trial(kind=kind, number=number, seed=seed, folder=folder / f"trial-{number}", hosts=hosts)
                 trial.run(tallies[kind])
