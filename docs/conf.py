@@ -75,7 +75,7 @@ def navigation(page: str) -> str:
     """Return the navigation: the pages that the map links to, in its order, under the names of its parts."""
     trees = [toctree("docs/index")]
     for part in re.split(r"^(?=\*\*)", page, flags=re.MULTILINE)[1:]:
-        linked = re.findall(r"\]\(((?!\.\.)[\w./-]+)\.md(?:#[\w-]*)?\)", part)
+        linked = re.findall(r"\]\(((?!\.\.)[\w./-]+)\.md\)", part)
         caption = part[2 : part.index("**", 2)].rstrip(".")
         trees.append(toctree(*(f"docs/{link}" for link in dict.fromkeys(linked)), caption=caption))
     trees.append(toctree("docs/explanation/measurements/*", caption="Measured"))

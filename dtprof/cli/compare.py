@@ -13,7 +13,8 @@ examples:
   dtprof compare runs/before runs/after
   dtprof compare runs/before runs/after --json | jq '.changes[] | select(.verdict == "larger")'
 
-How it judges is defined in docs/reference/metrics.md. exit status: 0 compared, whatever the answer; 2 a run cannot be
+How it judges is defined in docs/reference/metrics.md.
+exit status: 0 compared, whatever the answer; 2 a run cannot be
 read, or dtprof was used wrongly
 """
 

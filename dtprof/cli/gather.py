@@ -12,7 +12,8 @@ example:
   dtprof gather node-0/run node-1/run -o runs/whole
 
 A job whose hosts share no file system has a run directory on each. Bring them to one place, under names of their own,
-and give them all. exit status: 0 gathered; 2 they are not of one job, or cannot be read or written
+and give them all.
+exit status: 0 gathered; 2 they are not of one job, or cannot be read or written
 """
 
 

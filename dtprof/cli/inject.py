@@ -19,8 +19,8 @@ examples:
   dtprof inject remove --python /opt/venv/bin/python
 
 What is installed does nothing outside jobs of dtprof run; with --site nothing outside launchers and ranks of torch.
-DTPROF_OFF=1, or a file /var/lib/dtprof/off, turns that off. exit status: 0; status: 1 where nothing is installed;
-2 site-packages cannot be written to, or the interpreter not run
+DTPROF_OFF=1, or a file /var/lib/dtprof/off, turns that off.
+exit status: 0; status: 1 where nothing is installed; 2 site-packages cannot be written to, or the interpreter not run
 """
 
 

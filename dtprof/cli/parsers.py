@@ -5,6 +5,7 @@ import difflib
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,12 +72,21 @@ def _close_choice(message: str) -> str:
     return f"; to record {found[1]}: dtprof run -- {found[1]}" if is_command else ""
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps the paragraphs of descriptions and epilogs; indented lines, such as examples, stay as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        joined = re.sub(r"(?m)^(\S.*)\n(?=\S)(?![a-z ]+:)", r"\1 ", text)  # a line such as "exit status: 0" begins anew
+        wrapper = textwrap.TextWrapper(width, indent, indent, break_on_hyphens=False, break_long_words=False)
+        return "\n".join(wrapper.fill(line) if line[:1].strip() else line for line in joined.splitlines())
+
+
 class CommandParser(argparse.ArgumentParser):
     """Parses the arguments of one command; the environment provides those not given."""
 
     def __init__(self, **settings: Any) -> None:
         """Make a parser that takes options by their full names only, and prints the epilog line by line."""
-        super().__init__(**{**settings, "allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter})
+        super().__init__(**{**settings, "allow_abbrev": False, "formatter_class": _HelpFormatter})
         self._variables: dict[str, str] = {}  # by option, where the command does not read the variable itself
 
     def name_variables(self, command: str) -> None:

@@ -11,7 +11,8 @@ examples:
   dtprof summary dtprof-runs/20261121-101500-train --json | jq .steps.duration_ns.median
   dtprof summary dtprof-runs/20261121-101500-train --markdown | gh pr comment 42 --body-file -
 
-Every figure is defined in docs/reference/metrics.md. exit status: 0; 2 the run cannot be read
+Every figure is defined in docs/reference/metrics.md.
+exit status: 0; 2 the run cannot be read
 """
 
 

@@ -14,7 +14,8 @@ examples:
 
 Several changes make one scenario; without any, each single one is listed, by gain. A gain is the share of the replayed
 step that goes; the replay error says how far the replay of the unchanged run is off the measured step. Above 5 %
-nothing is predicted. docs/how-to/predict-a-change.md. exit status: 0, also where nothing can be predicted; 2 the run
+nothing is predicted. docs/how-to/predict-a-change.md.
+exit status: 0, also where nothing can be predicted; 2 the run
 cannot be read, or has nothing of what a change names
 """
 
