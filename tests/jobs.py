@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
 DTPROF = [sys.executable, "-m", "dtprof"]
 MARK = "DTPROF_TEST_JOB"
-TIMEOUT_S = 180
+TIMEOUT_S = float(os.environ.get("TEST_JOB_TIMEOUT_S", 180))
 WHOLE_LINES = {"PYTHONUNBUFFERED": ""}
 """Unbuffered, print() writes a line and its end apart, and lines of two ranks run together."""
 ABORTED_AT_EXIT = "terminate called without an active exception"

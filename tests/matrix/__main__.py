@@ -32,6 +32,8 @@ HEADER = (
 HANG = {"status": 3, "kind": "collective-order-mismatch", "culprits": [1], "lines": {"1": 10}}
 BEGIN, END = "<!-- rows of python -m tests.matrix -->", "<!-- end of rows -->"
 TIMEOUT_S = 3600
+JOB_TIMEOUT_S = "900"
+"""Of one job, on a machine that has other work."""
 
 
 def try_pair(python: str, torch: str, folder: Path, wheel: Path | None = None) -> dict[str, Any]:
@@ -49,14 +51,15 @@ def try_pair(python: str, torch: str, folder: Path, wheel: Path | None = None) -
             (place / "here").mkdir(parents=True, exist_ok=True)
             if not (place / "here/tests").exists():  # without dtprof beside it, which would hide the installed one
                 (place / "here/tests").symlink_to(REPOSITORY / "tests")
-            environment = os.environ | {"DTPROF_CACHE_DIR": str(place / "cache")}
+            environment = os.environ | {"DTPROF_CACHE_DIR": str(place / "cache"), "TEST_JOB_TIMEOUT_S": JOB_TIMEOUT_S}
             done = subprocess.run(
                 command, cwd=place / "here", env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
                 check=False,
             )  # fmt: skip
             if done.returncode != 0:
+                (folder / f"{place.name}.log").write_text(done.stderr, encoding="utf-8")
                 last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-                return {"python": python, "torch": torch, "failed": last}
+                return {"python": python, "torch": torch, "failed": f"{last} ({place.name}.log in the folder has all)"}
         # A torch with NCCL has the hook of the wheel copied into the cache, beside a library that is compiled there.
         shipped = {
             hook.read_bytes() for hook in place.glob("lib/*/site-packages/dtprof/capture/native/prebuilt/*/*.so")

@@ -28,6 +28,8 @@ from tests.stress.rank import journal_path
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 40.0
+STARTING_S = 160.0
+"""What an interpreter of its own has beyond that: on a busy machine the import of torch alone takes half a minute."""
 HOOKS = {"native": [], "python": ["--no-native"]}
 ATTEMPTS_A_TRIAL = 64
 """Attempts set aside for a trial: forked children that train claim the ones after the rank's own."""
@@ -276,7 +278,7 @@ class Trial:
                 start_new_session=True,
             )
             try:
-                status, hung = process.wait(TIMEOUT_S), False
+                status, hung = process.wait(STARTING_S + TIMEOUT_S), False
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, 9)
                 status, hung = process.wait(), True
