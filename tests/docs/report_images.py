@@ -25,10 +25,14 @@ class Shown:
     run: str = "pipeline-tensor"
     """By default of four ranks: a pipeline of two stages by two ranks of tensor parallelism."""
     against: str | None = None
+    page: str | None = None
+    """By default the one that the view is called after."""
+    height: int = 1000
 
 
 VIEWS = {
     "overview": Shown(),
+    "top": Shown(page="overview", height=690),
     "hang": Shown(run="hung"),
     "changes": Shown(),
     "timeline": Shown(),
@@ -39,8 +43,7 @@ VIEWS = {
     "comparison": Shown(run="ddp", against="slow"),
     "measurement": Shown(),
 }
-"""By the name of the page."""
-WIDTH, HEIGHT = 1280, 1000
+WIDTH = 1280
 
 
 def image_path(name: str, *, dark: bool) -> Path:
@@ -68,10 +71,10 @@ def write_report(shown: Shown, folder: Path) -> Path:
 
 
 def take(page: Page, name: str, path: Path, *, dark: bool = False) -> None:
-    """Write a picture of a page of a report."""
+    """Write a picture of a view of a report."""
     page.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-    page.emulate(dark=dark, width=WIDTH, height=HEIGHT)
-    page.open(f"#page-{name}")
+    page.emulate(dark=dark, width=WIDTH, height=VIEWS[name].height)
+    page.open(f"#page-{VIEWS[name].page or name}")
     page.driver.save_screenshot(str(path))
 
 
