@@ -146,6 +146,9 @@ class Note:
     number: int = 0
 
 
+TENSOR = r"(?:grouped_)?(?:allreduce|allgather|broadcast|alltoall|reducescatter|barrier)[._]"
+"""How the names of tensors begin in Horovod's reports of stalls."""
+
 MOST_CALLS = 256
 """Calls kept of one communicator: a difference between ranks is among the last."""
 TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")

@@ -19,7 +19,7 @@ SAID_BY_C10D = re.compile(
     r"/gloo/|Timed out waiting \d+ms for|communicator was aborted|Watchdog caught|ncclRemoteError|remote process exited"
     r"|NCCL error|ProcessGroupNCCL|monitoredBarrier|pair closure|connectFullMesh|store->get|wait timeout after \d+ms"
     r"|store based barrier on rank|clients joined|client socket has timed out|inconsistent 0 params"
-    r"|Connection closed by peer \["
+    r"|Connection closed by peer \[|Hccl[A-Z]\w+, error code"
 )
 OWN_CHECK = re.compile(r"enforce fail at \S{0,300}/gloo/\w+\.(?:cc|h):\d")
 """gloo found the arguments of the rank's own call unfit: what fails with a peer stands in a directory below."""

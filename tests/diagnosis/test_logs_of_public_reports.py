@@ -297,3 +297,18 @@ def test_a_worker_of_ray_that_died_is_reported(diagnose_texts: Diagnose) -> None
     (finding,) = diagnose_texts(text).findings
     assert (finding.kind, finding.culprit_ranks) == ("rank-killed", ())
     assert "pid 4711" in finding.summary
+
+
+def test_a_rank_number_given_twice_is_named(diagnose_texts: Diagnose) -> None:
+    line = "node1:18569:18835 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in"
+    (finding,) = diagnose_texts(line).findings
+    assert (finding.kind, finding.culprit_ranks) == ("rank-crashed", (1,))
+    assert "joined twice" in finding.summary
+
+
+@pytest.mark.parametrize("name", ["WorkHCCL", "WorkXCCL"])
+def test_watchdogs_of_other_back_ends_are_read(diagnose_texts: Diagnose, name: str) -> None:
+    lines = [watchdog(rank, seq=196, op="ALLREDUCE").replace("WorkNCCL", name) for rank in (0, 1)]
+    verdict = diagnose_texts("\n".join([*lines, *(watchdog(2, seq=195, op="ALLGATHER").replace("WorkNCCL", name),)]))
+    (finding,) = verdict.findings
+    assert (verdict.outcome, set(finding.waiting_ranks) | set(finding.culprit_ranks)) == ("hang", {0, 1, 2})

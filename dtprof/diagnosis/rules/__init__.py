@@ -11,6 +11,7 @@ ORDER = (
     "reported_disagreement",
     "reported_death",
     "missed_barrier",
+    "stalled_tensors",
     "nccl_call_order",
     "watchdog_timeout",
     "watchdog_count",

@@ -11,6 +11,10 @@ PORT = (
     "Another job, or the same one before it, still listens there: end it, or choose another MASTER_PORT "
     "(torchrun --rdzv-endpoint HOST:0 takes a free one)."
 )
+NUMBERS = (
+    "Give every process a RANK of its own: --node-rank differs from host to host, and no process of an earlier job may "
+    "be left."
+)
 DRIVER = "Compare the driver (nvidia-smi) with the CUDA that torch was built for; look for Xid in the kernel log."
 
 
@@ -18,6 +22,8 @@ def find_setup(job: LoggedJob) -> Finding | None:
     """Return the finding for a taken port, or for a device or another resource of its host that NCCL could not use."""
     if taken := job.notes("port-taken"):
         return _failed_setup("could not listen: the port is taken", taken, PORT)
+    if twice := job.notes("rank-taken"):
+        return _failed_setup("joined twice: two processes were started with its number", twice, NUMBERS)
     if failures := job.notes("cuda-failure"):
         words = failures[0].text.partition("Cuda failure ")[2].strip("'\" ")[:120]
         return _failed_setup(f"could not use its device in NCCL: {words}", failures, DRIVER)

@@ -4,6 +4,8 @@ import json
 import re
 from typing import NamedTuple
 
+from dtprof.diagnosis.log_facts import TENSOR
+
 
 class LogLine(NamedTuple):
     """One line of a log without its prefix."""
@@ -27,7 +29,8 @@ RANK = re.compile(r"\[rank(\d{1,7})\]: ?")
 ROLE = re.compile(r"\[[A-Za-z_][\w-]*?(\d{1,6})\]: ?")
 RAY = re.compile(r"\((?:[\w.<>:-]+)(?:\[rank=(\d{1,7})\])? ?pid=(\d+)(?:, ip=([\w.:-]+))?[^)]{0,80}\) ?")
 MPI = re.compile(r"\[(?:\d{1,7},)?(\d{1,7})\]<(?:stdout|stderr|stdin)>:? ?")
-TASK = re.compile(r" {0,6}(\d{1,6}): ?(?=\S| {2}|$)")
+# The rank before Horovod's names of tensors is the one it reports, and no prefix.
+TASK = re.compile(rf" {{0,6}}(\d{{1,6}}): ?(?!\[{TENSOR})(?=\S| {{2}}|$)")
 POD = re.compile(r"\[?pod/([\w.-]+)(?:/([\w.-]+))?\]?:? ")
 REPLICA = re.compile(
     r"\[?([a-z0-9][a-z0-9-]*-(?:worker|master|launcher|trainer|node|pod)-?(\d{1,6}))\]?(?::| [a-z0-9-]+| \|)? "

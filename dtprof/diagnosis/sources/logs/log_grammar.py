@@ -5,6 +5,7 @@ import re
 from dtprof.diagnosis.known_errors import NCCL_RESOURCES
 from dtprof.diagnosis.log_facts import (
     SIGNALS,
+    TENSOR,
     UNNAMED_EXIT,
     Exit,
     Facts,
@@ -37,13 +38,16 @@ WORDS = (
         "emory pressure",
         "worker died or was killed",
         "worker process has died",
+        "issing ranks: ",
+        "stall_inspector",
     ),
 )
 BYTE_WORDS = tuple(word.encode() for word in WORDS)
 
 WORK = re.compile(
-    # Before torch 1.12 without a number. A terminal that wraps lines leaves no space where it broke one at a space.
-    r"WorkNCCL\((?:SeqNum=(\d{1,20}), ?)?OpType=(\w+)"
+    # NCCL's, HCCL's (Ascend), XCCL's (Intel); before torch 1.12 without a number. A terminal that wraps lines leaves no
+    # space where it broke one at a space.
+    r"Work[A-Z]CCL\((?:SeqNum=(\d{1,20}), ?)?OpType=(\w+)"
     r"(?:, ?NumelIn=(\d{1,20}), ?NumelOut=(\d{1,20}))?, ?Timeout\(ms\)=(\d{1,20})\)"
     r"(?: ?ran ?for ?(\d{1,20}) ?milliseconds ?before ?timing ?out| ?timed ?out ?in ?blocking ?wait)"
 )
@@ -156,6 +160,9 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("system-error", re.compile(r"ncclSystemError.{0,160}|ncclInternalError.{0,160}|ncclUnhandledCudaError.{0,160}")),
     ("nccl-refused", re.compile(rf"(?:{'|'.join(re.escape(words) for words, _ in NCCL_RESOURCES)}).{{0,160}}")),
     ("duplicate-gpu", re.compile(r"Duplicate GPU detected.{0,120}|Multiple Ranks are using the same GPU.{0,120}")),
+    ("stalled-tensor", re.compile(rf"^(?P<ranks>\d{{1,7}}): \[(?={TENSOR})")),
+    ("stalled-tensor", re.compile(rf"(?:^|[\s:]){TENSOR}\S{{0,200}} \[missing ranks: ?(?P<ranks>[\d, ]{{1,4000}})\]")),
+    ("rank-taken", re.compile(r"Bootstrap Root : rank (?P<rank>\d{1,7}) of \d{1,7} ranks has already checked in")),
     ("nccl-mismatch", re.compile(r"Mismatched collective detected.{0,80}around rank (?P<ranks>\d{1,7})")),
     ("nccl-sizes", re.compile(r"[Cc]ollective mismatch error.{0,160}")),
     ("trace-cache", re.compile(r"Invalidate trace cache @ step.{0,120}")),
@@ -211,7 +218,7 @@ def read_sentences(line: LogLine, order: Order, facts: Facts) -> None:
     """Add the facts of the sentences of a line."""
     text = line.text
     rank = line.rank
-    if "WorkNCCL(" in text:
+    if "CCL(" in text:
         _read_timeouts(line, order, facts)
     if "work" in text and "[PG " in text:
         _read_progress(line, facts)

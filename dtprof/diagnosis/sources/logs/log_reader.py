@@ -23,7 +23,7 @@ MAX_COMPARED = 20
 LINE_ENDS = re.compile(rb"[\r\n]+")
 DUMPS = "Received a dump signal due to a collective timeout"
 CAUGHT = "Watchdog caught"
-TORN = ("WorkNCCL(", "CollectiveFingerPrint(", DUMPS, CAUGHT)
+TORN = ("CCL(", "CollectiveFingerPrint(", DUMPS, CAUGHT)
 MAX_TORN_LINES = 5
 MAX_HELD = 10_000
 MANY = 1_000_000
@@ -188,7 +188,7 @@ def _is_torn(text: str) -> bool:
     start = max(text.rfind(words) for words in TORN)
     if start < 0:
         return False
-    if text.startswith("WorkNCCL(", start):
+    if text.startswith("CCL(", start):
         _, closed, rest = text[start:].replace("(ms)", "").partition(")")
         return not closed or ("timing out" not in rest and UNENDED.fullmatch(rest) is not None)
     if text.startswith(CAUGHT, start):

@@ -13,7 +13,7 @@ from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Manifest, Process
 
 TIMED_OUT = (
     *("gloo-timeout", "barrier-missed", "barrier-waits", "store-key", "store-barrier", "store-clients", "stuck"),
-    *("dump-signal", "store-unreachable", "rendezvous"),
+    *("dump-signal", "store-unreachable", "rendezvous", "stalled-tensor"),
 )
 LINES_A_FILE = 1 << 40
 BY_SHELL = 128
