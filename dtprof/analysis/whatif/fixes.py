@@ -137,7 +137,9 @@ def fix_durations(graph: OperationGraph, fix: Fix, durations: Floats) -> Floats:
             raise UsageError(f"--fix {fix}: no rank spent time in it; expected one of {', '.join(names)}")
         return np.where(chosen, 0.0 if fix.value in OFF_THE_PATH else graph.ideal, durations)
     if fix.what in (SYNC, WITHOUT):
-        return np.where(find_dropped(graph, fix), 0.0, durations)
+        dropped = find_dropped(graph, fix)
+        spared = _find_copies_back(graph, dropped) if fix.what == SYNC else dropped
+        return np.where(dropped | spared, 0.0, durations)
     if fix.what == NETWORK:
         return _speed_up_network(graph, fix.number, durations)
     if fix.what == REDUCE_DTYPE:
@@ -345,6 +347,23 @@ def find_dropped(graph: OperationGraph, fix: Fix) -> Mask:
             "accumulate gradients without no_sync()"
         )
     return graph.is_superseded
+
+
+def _find_copies_back(graph: OperationGraph, reductions: Mask) -> Mask:
+    """Return the computation in which DDP takes gradients out of its buckets: from the wait for them to the end of the
+    backward pass.
+    """
+    dependencies, is_backward = graph.dependencies, graph.is_of(lambda kind: kind.name == events.BACKWARD)
+    is_other = graph.is_of(lambda kind: not kind.is_communication) & ~is_backward
+    waits, found = np.zeros((2, dependencies.num_nodes), np.bool_)
+    waits[dependencies.after[reductions[dependencies.before]]] = True
+    for chain in graph.chains:
+        places = np.arange(len(chain))
+        newest_wait, newest_other = (
+            np.maximum.accumulate(np.where(some[chain], places, -1)) for some in (waits, is_other)
+        )
+        found[chain] = is_backward[chain] & (newest_wait > newest_other)
+    return found
 
 
 def measure_beside(graph: OperationGraph, operations: Mask) -> float:
