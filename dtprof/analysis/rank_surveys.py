@@ -1,6 +1,6 @@
 """The first map of all ranks: facts, steps and operation instances, on one clock where that is known."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from dtprof.analysis.rank_reductions import RankFacts, RankSurvey, survey
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.analysis.steps.throughput import RankConsumption
 from dtprof.intervals import NONE, Intervals
+from dtprof.job.axes import distinct_groups
 from dtprof.job.clock_alignment import Clocks, Marks, find_measured, state_errors, tighten
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import OperationInstances
@@ -25,6 +26,7 @@ from dtprof.job.device_timeline import place_on_device
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
+from dtprof.job.world_size import resolve_world_size
 from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.rank_log.step_index import StepIndex
@@ -113,6 +115,21 @@ class Surveys:
         """Say whether all ranks are on one clock."""
         return len({fact.boot_id for fact in self.facts}) <= 1
 
+    @property
+    def world_size(self) -> int:
+        """The number of ranks of the job."""
+        return resolve_world_size((fact.world_size for fact in self.facts), self.steps)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks of the job that left no log."""
+        return tuple(sorted(set(range(self.world_size)) - self.steps.keys()))
+
+    @property
+    def incomplete(self) -> frozenset[int]:
+        """The ranks of which something was not read: their log is missing or damaged."""
+        return frozenset(self.missing) | {fact.rank for fact in self.facts if fact.problems}
+
     def pipeline_windows(self, used: MeasuredSteps) -> PipelineWindows:
         """Return when each pipeline ran, and of which ranks the bubble is not known."""
         return find_windows(self.pipelines, self.possible_stages, used, self.not_inferred)
@@ -129,12 +146,13 @@ class Surveys:
             not_inferred={rank: why for rank, why in self.inferred.items() if isinstance(why, str)} | reasons,
         )
 
-    def inferred_groups(self) -> list[Group]:
-        """Return the ranks of pipelines that no framework names, as groups along the axis of pipelines."""
+    def distinct_groups(self) -> Collection[Group]:
+        """Return each group once, and the ranks of pipelines that no framework names as groups along their axis."""
         keys = dict.fromkeys(own.key for own in self.pipelines.values() if own.pipeline.inferred)
-        return [
+        inferred = [
             Group(name="", description="", size=len(key.members), ranks=key.members, axis=PIPELINE_AXIS) for key in keys
         ]
+        return distinct_groups([*(group for fact in self.facts for group in fact.groups.values()), *inferred])
 
     def add(self, own: RankSurvey, boot_id: str) -> None:
         """Take in one rank, given the boot id that it recorded."""

@@ -679,7 +679,7 @@ class Summary:
     serialised: tuple[SerialisedCollectives, ...] = ()
     exchanges: tuple[ExchangeBalance, ...] = ()  # of groups whose splits are uneven, the most uneven first
     pipeline: PipelineResult | None = None
-    stragglers: tuple[StragglerResult, ...]
+    stragglers: tuple[StragglerResult, ...] | None  # None: none was found, but not every rank could be judged
     uneven_input: tuple[UnevenInput, ...] = ()  # by quantity; empty: even, or work does not follow it
     hot_lines: tuple[HotLine, ...] = ()  # costliest first; empty where no rank was sampled, or none takes much
     timeline: Timeline | None
@@ -692,6 +692,11 @@ class Summary:
     replicas: int = 1  # groups of ranks that ran under the same numbers
     recoveries: tuple[Recovery, ...] = ()  # restarts, in the order of time
     cannot_tell: tuple[str, ...]
+
+    def reasons(self, figure: str) -> list[str]:
+        """Return why a figure is approximate or missing."""
+        parts = (caveat.partition(": ") for caveat in self.cannot_tell)
+        return [reason for subject, _, reason in parts if subject == figure]
 
     @property
     def time_error_ns(self) -> int | None:

@@ -65,7 +65,7 @@ from dtprof.columns import median, percentiles
 from dtprof.intervals import Column
 from dtprof.job.clock_alignment import ClockResult, list_clocks, worst_error_ns
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
-from dtprof.job.world_size import newest_ranks, resolve_world_size
+from dtprof.job.world_size import newest_ranks
 from dtprof.records.nodes.sampled_lines import read_hot_lines
 from dtprof.records.reader import Run
 from dtprof.records.tables import Group
@@ -162,8 +162,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
     reductions = reduced.ranks
     sums = dict(reduced.rows)
     add_rows(sums, reduced.dropped)
-    world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
-    missing = tuple(sorted(set(range(world_size)) - set(chosen)))
+    missing = surveys.missing
     stale = tuple(sorted(set(run.folders) - set(chosen)))
     durations = list_durations(steps.values(), used)
     step_ns = int(median(durations)) if len(durations) else None
@@ -186,12 +185,13 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
         for fact, reduction, waited in zip(facts, reductions, waited_for, strict=True)
     )
     recoveries = find_recoveries(run)
-    every_group = [group for fact in facts for group in fact.groups.values()] + surveys.inferred_groups()
-    throughput, throughput_caveats = measure_throughput(steps, surveys.consumed, every_group, used)
+    throughput, throughput_caveats = measure_throughput(
+        steps, surveys.consumed, surveys.distinct_groups(), used, incomplete=surveys.incomplete
+    )
     return Summary(
         run=run.name,
         command=run.manifest.command,
-        world_size=world_size,
+        world_size=surveys.world_size,
         hosts=tuple(sorted({fact.host for fact in facts if fact.host})) or run.manifest.hosts,
         backend=_backend(facts),
         torch=_most_common(fact.torch_version for fact in facts),
@@ -216,7 +216,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
         part_bands=list_bands(ranks, reduced.step_parts),
         collectives=collectives,
         pipeline=pipeline,
-        stragglers=stragglers,
+        stragglers=stragglers if collectives or surveys.world_size < 2 else None,
         uneven_input=find_uneven_input(
             steps,
             surveys.consumed,

@@ -255,7 +255,7 @@ def _find_alarms(
     if stopped:
         alarms.append(f"recording stopped on {list_ranks(stopped)}: the disk is full, or --max-log-mb is too small")
     if summary is not None:
-        alarms += [_slow(found, is_over=is_over) for found in summary.stragglers[:2]]
+        alarms += [_slow(found, is_over=is_over) for found in (summary.stragglers or ())[:2]]
     return alarms
 
 

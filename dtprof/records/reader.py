@@ -597,6 +597,9 @@ def _tables(
     device_durations.find_operations(operations, intervals)
     fields = names_in_tables(strings)
     place_threads(strings, operations, spans)
+    last_op = max(int(rows["op"].max(initial=0)) for rows in (operations, spans, samples))
+    if 0 < len(strings.ops) <= last_op:
+        problems.append(f"{folder.name}/{paths.STRINGS} is cut: {last_op + 1 - len(strings.ops)} names are lost")
     label_buckets(
         operations, spans, ops=fields["ops"], groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
     )

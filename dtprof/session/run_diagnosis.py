@@ -230,7 +230,7 @@ def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
 def stragglers_of(summary: "Summary") -> facts.Stragglers:
     """Return the stragglers of a summary."""
     first, last = summary.steps.used or (1, 0)
-    return facts.Stragglers(steps=last - first + 1, found=summary.stragglers)
+    return facts.Stragglers(steps=last - first + 1, found=summary.stragglers or ())
 
 
 def _search(run: reader.Run, executor: Executor) -> facts.Stragglers:

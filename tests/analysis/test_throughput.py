@@ -18,8 +18,15 @@ def job(
     fed: Sequence[Sequence[tuple[int, int]]],
     groups: Sequence[tuple[str, Sequence[int]]] = (),
     features: tuple[str, ...] = (),
+    *,
+    missing: Sequence[int] = (),
+    damaged: Sequence[int] = (),
 ) -> Summary:
-    """Return the summary of ranks that are each fed (tokens, samples) in each step of 100 ms."""
+    """Return the summary of ranks that are each fed (tokens, samples) in each step of 100 ms.
+
+    Parameters:
+        missing: ranks that left no log. damaged: those of whose log only the groups can be read.
+    """
     ranks = []
     for rank, own in enumerate(fed):
         builder = RankBuilder(rank, world_size=len(fed), features=features)
@@ -27,7 +34,9 @@ def job(
             if rank in members:
                 builder.group(f"{description}{members[0]}", members, description)
         before = (0, 0)
-        for step, values in enumerate(own):
+        if rank in damaged:
+            builder.problems = ("events.00000 holds 70 damaged records, left out",)
+        for step, values in enumerate(own if rank not in damaged else ()):
             begin = step * STEP
             builder.span("backward", begin + 10 * MS, begin + 60 * MS)
             for name, value, held in zip(("step_tokens", "step_samples"), values, before, strict=True):
@@ -36,7 +45,7 @@ def job(
             before = values
             builder.span("optimizer", begin + 80 * MS, begin + 90 * MS)
         ranks.append(builder)
-    return summarise(MemoryRun(ranks))
+    return summarise(MemoryRun([builder for builder in ranks if builder.rank not in missing]))
 
 
 def throughput(summary: Summary) -> Throughput:
@@ -71,6 +80,52 @@ def test_ranks_of_one_replica_count_once_and_all_others_add_up(
     assert (found.tokens_per_s, found.samples_per_s) == (tokens, samples)
     assert (found.tokens_per_step, found.samples_per_step) == (tokens / 10, samples / 10)
     assert caveats(summary) == []
+
+
+TP_PP = [("mesh_tp", (0, 1)), ("mesh_tp", (2, 3)), ("mesh_pp", (0, 2)), ("mesh_pp", (1, 3))]
+
+
+@pytest.mark.parametrize("lost", ["missing", "damaged"])
+@pytest.mark.parametrize("groups", [[], [("mesh_dp", (0, 1, 2, 3))], [("mesh_tp", (0, 1)), ("mesh_tp", (2, 3))]])
+def test_without_a_rank_that_has_data_of_its_own_rates_and_stragglers_are_not_known(
+    lost: str, groups: list[tuple[str, Sequence[int]]]
+) -> None:
+    gone = [3] if len(groups) < 2 else [2, 3]  # a whole replica
+    summary = job([SAME] * 4, groups, missing=gone) if lost == "missing" else job([SAME] * 4, groups, damaged=gone)
+    assert summary.throughput is None
+    assert summary.stragglers is None
+    named = "rank 3" if len(gone) == 1 else "ranks 2, 3"
+    reason = f"the log of {named} is missing or damaged, and no other rank is known to have been given the same"
+    assert caveats(summary) == [f"tokens_per_s: {reason}", f"samples_per_s: {reason}"]
+    assert (
+        f"stragglers: the log of {named} is missing or damaged, so that not all waits are known" in summary.cannot_tell
+    )
+    document = summary_json(summary)
+    for key in ("tokens_per_s", "samples_per_s", "stragglers"):
+        assert document[key] is None
+    assert document["steps"]["tokens"] is document["steps"]["mean_tokens_per_s"] is None
+    text = " ".join(summary_text(summary).split())
+    assert f"throughput not known: {reason}" in text
+
+
+@pytest.mark.parametrize("lost", ["missing", "damaged"])
+@pytest.mark.parametrize(("groups", "rate"), [(TP_PP[:2], 2 * 6400), (TP_PP, 6400)], ids=["tp", "tp and pp"])
+def test_without_a_rank_whose_partner_was_given_the_same_the_rate_is_known(
+    lost: str, groups: list[tuple[str, Sequence[int]]], rate: int
+) -> None:
+    summary = job([SAME] * 4, groups, missing=[3]) if lost == "missing" else job([SAME] * 4, groups, damaged=[3])
+    assert throughput(summary).tokens_per_s == rate
+    assert caveats(summary) == []
+    assert summary.stragglers is None
+
+
+def test_without_the_only_stage_that_is_given_ids_tokens_are_not_known() -> None:
+    # Stages 0 are ranks 0 and 2; the stage behind is given activations, whose samples are known.
+    later = [(0, 10)] * 6
+    summary = job([SAME, later, SAME, later], [("mesh_pp", (0, 1)), ("mesh_pp", (2, 3))], missing=[2])
+    assert throughput(summary).tokens_per_s is None
+    assert throughput(summary).samples_per_s == 200
+    assert [text.partition(":")[0] for text in caveats(summary)] == ["tokens_per_s"]
 
 
 def test_a_stage_that_sees_no_ids_counts_with_the_one_that_does() -> None:

@@ -123,6 +123,7 @@ def _of_several_nodes() -> Iterator[Transcript]:
     """Declare what is read of a job whose two launchers have written a run each."""
     nodes = "nodes/node-a nodes/node-b"
     yield _of_run("nodes/diagnose.txt", f"dtprof diagnose {nodes}", f"dtprof diagnose {nodes} --json")
+    yield _of_run("nodes/summary.txt", "dtprof summary nodes/node-a", "dtprof summary nodes/node-a --json")
     yield _of_run("nodes/gather.txt", f"dtprof gather {nodes} -o gathered --force", "dtprof summary gathered --json")
 
 

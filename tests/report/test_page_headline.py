@@ -38,7 +38,7 @@ def test_waits_without_a_straggler_blame_nobody() -> None:
 
 
 def test_without_a_common_clock_nobody_is_cleared() -> None:
-    summary = replace(with_parts(exposed_wait=60), clock_error_ns=None, hosts=("a", "b"))
+    summary = replace(with_parts(exposed_wait=60), clock_error_ns=None, hosts=("a", "b"), stragglers=None)
     assert said(summary) == ("Ranks spend 30 % of a step of 200 ms waiting for others; for which rank is not known.")
 
 

@@ -55,7 +55,7 @@ def test_what_is_not_known_is_never_zero() -> None:
 
 def test_no_straggler_is_none_only_where_waits_were_measured() -> None:
     assert cards(replace(summary_of(), stragglers=()))["slowdown"][0] == "none"
-    apart = replace(summary_of(), stragglers=(), clock_error_ns=None, hosts=("a", "b"))
+    apart = replace(summary_of(), stragglers=None, clock_error_ns=None, hosts=("a", "b"))
     assert cards(apart)["slowdown"][0] == NOT_KNOWN
     assert cards(summary_of(num_ranks=1))["slowdown"] == ("none", "one rank waits for nobody")
     unmeasured = StragglerResult(rank=1, last_share=0.5, slowdown=None, blame_ns_per_step=None)

@@ -84,7 +84,7 @@ def test_the_slowdown_stands_beside_that_of_a_replay_and_its_bounds() -> None:
     summary = summary_of(2, late_rank=1)
     # Steps of 100 ms, a lag of 10 ms, 8 replayed: 100 / (100 - 8) = 1.09; bounds 100 / (100 - 5) = 1.05 and 1.18.
     straggler = replace(
-        summary.stragglers[0],
+        (summary.stragglers or ())[0],
         replayed_lag_ns_per_step=8 * MS,
         replayed_lag_interval_ns_per_step=(5 * MS, 15 * MS),
     )

@@ -117,7 +117,7 @@ def try_job(job: Job) -> Trial:
         summary = summarise_advised(run)
         clock_error = _clock_error(job, truth, run) if job.clocks else 0.0
     slow = {rank for spell in job.spells for rank in spell.ranks}
-    listed = [one.rank for one in summary.stragglers]
+    listed = [one.rank for one in (summary.stragglers or ())]
     return Trial(
         wrong=bool(set(listed) - slow),
         missed=bool(slow - set(listed)),
@@ -138,14 +138,14 @@ def _steps(job: Job, truth: Truth, summary: Summary) -> tuple[float, float]:
 
 
 def _lag_held(job: Job, truth: Truth, summary: Summary) -> bool | None:
-    bounds = summary.stragglers[0].replayed_lag_interval_ns_per_step
+    bounds = (summary.stragglers or ())[0].replayed_lag_interval_ns_per_step
     step, without = _steps(job, truth, summary)
     return None if bounds is None else bounds[0] <= step - without <= bounds[1]
 
 
 def _gain_error(job: Job, truth: Truth, summary: Summary) -> float | None:
     step, without = _steps(job, truth, summary)
-    own = summary.stragglers[-1]
+    own = (summary.stragglers or ())[-1]
     found = own.together_ns_per_step if own.replayed_lag_ns_per_step is None else own.replayed_lag_ns_per_step
     return None if found is None else (found - (step - without)) / step
 

@@ -25,10 +25,10 @@ from dtprof.columns import number_alike
 from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Intervals, locate
 from dtprof.job.api_names import find_apis
-from dtprof.job.axes import distinct_groups, purpose_of_operation
+from dtprof.job.axes import purpose_of_operation
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.sound_records import UNNAMED
-from dtprof.job.world_size import newest_ranks, resolve_world_size
+from dtprof.job.world_size import newest_ranks
 from dtprof.records import codes
 from dtprof.records.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables
@@ -151,11 +151,10 @@ def measure_run(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunFigur
             estimates[figure] = estimate_mean(series / over)
     if num_stepping:
         _estimate_rates(surveys, steps, numbers, sums.series[Figure(JOB, STEP)] / num_stepping, estimates, sums.unknown)
-    world_size = resolve_world_size((fact.world_size for fact in facts), chosen)
     return RunFigures(
         run=run.name,
-        world_size=world_size,
-        missing_ranks=tuple(sorted(set(range(world_size)) - set(chosen))),
+        world_size=surveys.world_size,
+        missing_ranks=surveys.missing,
         layout=_layout(facts),
         num_steps=used.count,
         used=(int(numbers[0]), int(numbers[-1])) if len(numbers) else None,
@@ -321,8 +320,9 @@ def _estimate_rates(
     unknown: dict[Figure, str],
 ) -> None:
     """Add the throughput of the job: tokens and samples of these steps over their time."""
-    groups = distinct_groups(group for fact in surveys.facts for group in fact.groups.values())
-    consumption = sum_consumption(steps, surveys.consumed, groups, numbers)
+    consumption = sum_consumption(
+        steps, surveys.consumed, surveys.distinct_groups(), numbers, incomplete=surveys.incomplete
+    )
     for name, consumed in consumption.of_steps.items():
         rate = estimate_ratio(consumed, step_ns / 1e9)
         if rate is not None:

@@ -15,7 +15,7 @@ from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.columns import distinct, is_any
 from dtprof.formatting import format_rate, list_ranks
 from dtprof.intervals import Column, Floats, Mask
-from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_replicas, is_clear
+from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, find_replicas, is_clear
 from dtprof.records import events
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
@@ -34,6 +34,8 @@ _NONE_OF_IT = {
 }
 
 
+LOST = "the log of {} is missing or damaged"
+"""Begin of the reason why a figure of all ranks is not known."""
 _SEQUENCE_FIRST = (
     "the model has layers of torch.nn with batch_first=False, and nothing else says which dimension of its token ids "
     "is the batch"
@@ -156,20 +158,25 @@ def _held(rows: Array, ends: Column, taken: Sequence[Array]) -> Column:
 def measure_throughput(
     steps: Mapping[int, RankSteps],
     consumed: Mapping[int, RankConsumption],
-    groups: Iterable[Group],
+    groups: Collection[Group],
     used: MeasuredSteps,
+    *,
+    incomplete: Collection[int],
 ) -> tuple[Throughput | None, list[str]]:
-    """Return the throughput of the measured steps, and its caveats."""
+    """Return the throughput of the measured steps, and its caveats.
+
+    Parameters:
+        groups: each once. incomplete: ranks whose log is missing or damaged.
+    """
     if not used.known:
         return None, []  # what is said of the steps says it
     numbers = np.arange(used.first, used.last + 1)
-    distinct = distinct_groups(groups)
-    consumption = sum_consumption(steps, consumed, distinct, numbers)
+    consumption = sum_consumption(steps, consumed, groups, numbers, incomplete=incomplete)
     caveats = [f"{name}: {why}" for name, why in consumption.unknown.items()]
     if not consumption.of_steps:
         return None, caveats
     first = next(iter(consumption.of_steps))
-    unnamed = [group for group in distinct if group.axis is None and 1 < len(group.ranks) < len(steps)]
+    unnamed = [group for group in groups if group.axis is None and 1 < len(group.ranks) < len(steps)]
     caveats += _of_sum(first, [rank for rank in consumption.silent[first] if steps[rank].count], unnamed)
     step_s = _durations(steps.values(), numbers) / 1e9
     tokens, samples = (consumption.of_steps.get(name, np.zeros(0)) for name in RATES)
@@ -214,6 +221,8 @@ def sum_consumption(
     consumed: Mapping[int, RankConsumption],
     groups: Collection[Group],
     numbers: Column,
+    *,
+    incomplete: Collection[int],
 ) -> JobConsumption:
     """Return the consumption of the job per step: the maximum over ranks that share data, then the sum."""
     recorded = {rank: consumed[rank] for rank, rank_steps in steps.items() if rank_steps.count and rank in consumed}
@@ -221,11 +230,13 @@ def sum_consumption(
     silent: dict[str, list[int]] = {}
     unclear: dict[str, str] = {}
     for column, (name, axes) in enumerate(zip(RATES, (SAME_TOKENS, SAME_SAMPLES), strict=True)):
-        replicas = find_replicas(steps, groups, axes)
+        replicas = find_replicas({*steps, *incomplete}, groups, axes)
         total, without = _sum_replicas(recorded, column, replicas, numbers)
         if not total.any():
             continue
-        if sharing := _find_between(replicas, recorded.values(), tokens=name == TOKENS_PER_S):
+        if lost := [rank for rank in without if rank in incomplete]:
+            unclear[name] = f"{LOST.format(list_ranks(lost))}, and no other rank is known to have been given the same"
+        elif sharing := _find_between(replicas, recorded.values(), tokens=name == TOKENS_PER_S):
             unclear[name] = _ask_axis(sharing)
         else:
             of_steps[name], silent[name] = total, without

@@ -12,11 +12,14 @@ from dtprof.analysis.rank_reductions import RankFacts
 from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
 from dtprof.analysis.results import StragglerResult
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
+from dtprof.analysis.steps.throughput import LOST
 from dtprof.analysis.stragglers.device_clocks import RankDevice, measure_clocks
 from dtprof.analysis.stragglers.rank_waits import RankWaits
 from dtprof.analysis.stragglers.straggler_ranks import bin_width, find_stragglers
 from dtprof.columns import median
+from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Intervals
+from dtprof.job.clock_alignment import worst_error_ns
 from dtprof.job.rank_executor import Executor, map_tasks
 from dtprof.job.world_size import newest_ranks
 from dtprof.records.nodes.node_reader import NodeSamples
@@ -63,7 +66,7 @@ def search_stragglers(run: SurveyedRun, executor: Executor) -> RunStragglers:
     waits = [own for found in map_tasks(executor, collect_part, tasks if used.known else ()) for own in found]
     found, _ = name_stragglers(run, surveys, waits, used=used, nodes=read_device_nodes(run, surveys.facts))
     num_steps = used.last - used.first + 1 if used.known else 0
-    return RunStragglers(num_steps=num_steps, steps=steps, found=found)
+    return RunStragglers(num_steps=num_steps, steps=steps, found=found or ())
 
 
 def collect_part(task: WaitTask) -> list[RankWaits | None]:
@@ -84,8 +87,8 @@ def name_stragglers(
     *,
     used: MeasuredSteps,
     nodes: Sequence[NodeSamples],
-) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
-    """Return the stragglers of a run, and caveats about the other ranks.
+) -> tuple[tuple[StragglerResult, ...] | None, tuple[str, ...]]:
+    """Return the stragglers of a run, and caveats about the other ranks; None where none is known.
 
     Parameters:
         waits: of each rank in the steps `used`, in bins as wide as `bin_width` says.
@@ -94,7 +97,7 @@ def name_stragglers(
     steps = agree_on_rule(surveys.steps)
     durations = list_durations(steps.values(), used)
     if not used.known or not len(durations):
-        return (), ()
+        return None, ()  # what is said of the steps says it
     found, caveats = find_stragglers(
         [own for own in waits if own is not None],
         used=(used.first, used.last),
@@ -106,7 +109,20 @@ def name_stragglers(
         slack_of=Slack(surveys.pipelines, (used.first, used.last)).of,
     )
     sampled = read_late_lines(run.path) if found else {}
-    return tuple(replace(one, sampled=sampled.get(one.rank)) for one in found), caveats
+    named = tuple(replace(one, sampled=sampled.get(one.rank)) for one in found)
+    unjudged = _say_unjudged(surveys, waits)
+    aligned = surveys.one_clock or worst_error_ns(surveys.clocks, surveys.boots.values()) is not None
+    return None if not named and (unjudged or not aligned) else named, (*caveats, *unjudged)
+
+
+def _say_unjudged(surveys: Surveys, waits: Sequence[RankWaits | None]) -> list[str]:
+    """Say of which ranks it is not known whether they hold others up."""
+    if surveys.world_size < 2:
+        return []
+    judged = {own.rank for own in waits if own is not None and len(own.work)}
+    if lost := surveys.incomplete - judged:
+        return [f"stragglers: {LOST.format(list_ranks(lost))}, so that not all waits are known"]
+    return [] if len(judged) > 1 else ["stragglers: no waits of ranks for each other are known in the measured steps"]
 
 
 def list_durations(steps: Iterable[RankSteps], used: MeasuredSteps) -> Column:

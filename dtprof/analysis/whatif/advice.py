@@ -86,9 +86,11 @@ def summarise_closely_advised(
         prediction = Prediction(run=run.name, cannot_tell=(str(chosen),))
     details = [detail for _, detail in collected if detail is not None]
     known = prediction
-    if prediction.replay_error is None and len(summary.stragglers) == 1:
-        known = _replay_without(run, executor, surveys, used, summary.stragglers[0].rank) or prediction
-    stragglers = add_replayed_lag(summary.stragglers, known)
+    stragglers = summary.stragglers
+    if prediction.replay_error is None and stragglers and len(stragglers) == 1:
+        known = _replay_without(run, executor, surveys, used, stragglers[0].rank) or prediction
+    if stragglers:
+        stragglers = add_replayed_lag(stragglers, known)
     summary = replace(summary, advice=state_advice(prediction), stragglers=stragglers)
     return summary, details, prediction, reduced.lateness
 

@@ -27,7 +27,6 @@ from dtprof.interchange.exporters.gzip_parts import Part, pack, write_parts
 from dtprof.interchange.exporters.trace_tracks import assign_lanes, name_group, name_rank
 from dtprof.intervals import Column, Intervals, intersect
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
-from dtprof.job.world_size import resolve_world_size
 from dtprof.records import events
 from dtprof.records.tables import UNKNOWN_NS, Group
 
@@ -106,8 +105,7 @@ def trace_collector(run: RunDetail, window: StepWindow) -> Callable[[RankDetail]
     facts = run.surveys.facts
     backends = {group.backend for fact in facts for group in fact.groups.values()}
     backend = "nccl" if any("nccl" in (name or "") for name in backends) else "gloo"
-    world_size = resolve_world_size((fact.world_size for fact in facts), run.ranks)
-    return partial(_collect_trace, window, run.first_ns, backend, world_size)
+    return partial(_collect_trace, window, run.first_ns, backend, run.surveys.world_size)
 
 
 def _collect_trace(window: StepWindow, origin: int, backend: str, world_size: int, rank: RankDetail) -> RankTrace:

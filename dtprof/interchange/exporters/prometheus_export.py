@@ -53,7 +53,7 @@ def list_families(summary: Summary) -> Iterator[Metric]:
         parts = summary.pipeline.parts or {}
         yield _table("bubble_part_ratio", "What bubbles come from; the parts sum to them.", "part", parts)
     yield from _rows(
-        metric_registry.STRAGGLER, {(str(straggler.rank),): straggler for straggler in summary.stragglers}, "rank"
+        metric_registry.STRAGGLER, {(str(straggler.rank),): straggler for straggler in summary.stragglers or ()}, "rank"
     )
 
 

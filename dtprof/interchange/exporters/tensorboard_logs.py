@@ -24,7 +24,6 @@ from dtprof.interchange.exporters.kineto_export import RankTrace, trace_collecto
 from dtprof.interchange.exporters.tensorboard_events import EventFile, Picture
 from dtprof.intervals import Column, Floats
 from dtprof.job.axes import axis_sizes
-from dtprof.job.world_size import resolve_world_size
 
 Result = TypeVar("Result")
 
@@ -233,9 +232,10 @@ def rank_series(rank: RankDetail) -> RankSeries:
 
 def consumption(run: RunDetail) -> dict[str, dict[int, float]]:
     """Return the throughput of the whole job in each used step, by tag and step."""
-    groups = [group for fact in run.surveys.facts for group in fact.groups.values()]
-    groups += run.surveys.inferred_groups()
-    found, _ = measure_throughput(run.steps, run.surveys.consumed, groups, run.used)
+    surveys = run.surveys
+    found, _ = measure_throughput(
+        run.steps, surveys.consumed, surveys.distinct_groups(), run.used, incomplete=surveys.incomplete
+    )
     if found is None:
         return {}
     rates = {"tokens_per_s": found.tokens_per_s_of_steps, "samples_per_s": found.samples_per_s_of_steps}
@@ -264,8 +264,7 @@ def _memory(rank: RankDetail) -> dict[str, Floats]:
 def describe_layout(run: RunDetail) -> dict[str, str | float]:
     """Return how the job was laid out: ranks, hosts, and the size of each axis of parallelism."""
     facts = run.surveys.facts
-    world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
-    layout: dict[str, str | float] = {"world_size": float(world_size)}
+    layout: dict[str, str | float] = {"world_size": float(run.surveys.world_size)}
     layout["hosts"] = float(len({fact.host for fact in facts if fact.host}))
     sizes = axis_sizes((group.axis, len(group.ranks) or group.size) for fact in facts for group in fact.groups.values())
     layout |= {f"size_{axis}": float(size) for axis, size in sizes.items()}

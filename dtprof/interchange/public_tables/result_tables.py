@@ -264,7 +264,7 @@ RESULTS: dict[str, tuple[tuple[Column, ...], Callable[[Summary], list[tuple[Any,
     "groups": (GROUPS, _groups),
     "stragglers": (
         STRAGGLERS,
-        lambda summary: [(row.rank, *_values(metric_registry.STRAGGLER, row)) for row in summary.stragglers],
+        lambda summary: [(row.rank, *_values(metric_registry.STRAGGLER, row)) for row in summary.stragglers or ()],
     ),
 }
 

@@ -123,7 +123,7 @@ def choose_ranks(ranks: Sequence[RankActivity], summary: Summary | None, room: i
     """Return the ranks to show, by number: all, or those that ended badly, block the others, are behind or slow."""
     if len(ranks) <= room:
         return list(ranks)
-    slow = {found.rank for found in summary.stragglers} if summary is not None else set()
+    slow = {found.rank for found in (summary and summary.stragglers) or ()}
     least = min(rank.step for rank in ranks)
 
     def order(rank: RankActivity) -> tuple[bool, bool, int, bool, int]:

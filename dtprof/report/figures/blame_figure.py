@@ -9,7 +9,7 @@ from dtprof.report.figures.palette import hue_of
 
 def draw_blame(source: Source) -> Drawing | Nothing:
     """Draw one bar a straggler: its excess over the others by phase."""
-    rows = [row for row in source.summary.stragglers if any(value > 0 for value in row.phases_ns.values())]
+    rows = [row for row in source.summary.stragglers or () if any(value > 0 for value in row.phases_ns.values())]
     if not rows:
         return Nothing(
             why="No rank's own work holds the others up.",

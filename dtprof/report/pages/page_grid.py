@@ -98,7 +98,7 @@ def _place(
 
 
 def _metrics(summary: Summary, ranks: Sequence[RankResult], *, is_dense: bool) -> list[dict[str, Any]]:
-    blame = {straggler.rank: straggler.blame_ns_per_step for straggler in summary.stragglers}
+    blame = {straggler.rank: straggler.blame_ns_per_step for straggler in summary.stragglers or ()}
 
     metrics = [
         _metric("step", "step time", [rank.step_ns for rank in ranks], format_duration),

@@ -46,11 +46,6 @@ class Headline:
     command: str | None = None  # what to type next
 
 
-def knows_stragglers(summary: Summary) -> bool:
-    """Tell whether ranks were looked at for stragglers, so that an empty list means that there are none."""
-    return summary.steps.used is not None and summary.clock_error_ns is not None and bool(summary.collectives)
-
-
 def split_topic(caveat: str) -> tuple[str, str]:
     """Return the subject of a sentence of `Summary.cannot_tell` ("" where it has none) and the sentence."""
     match = re.match(r"([a-z_0-9]+): (.+)", caveat, re.DOTALL)
@@ -159,9 +154,9 @@ def _describe_caveat(summary: Summary) -> Headline:
 
 def _describe_communication(summary: Summary, shares: Mapping[str, float]) -> Headline:
     wait, transfer = shares["exposed_wait"], shares["exposed_transfer"]
-    worst = max(summary.stragglers, key=lambda straggler: straggler.blame_ns_per_step or 0, default=None)
+    worst = max(summary.stragglers or (), key=lambda straggler: straggler.blame_ns_per_step or 0, default=None)
     if worst is None:
-        late = "no rank holds the others up" if knows_stragglers(summary) else "for which rank is not known"
+        late = "for which rank is not known" if summary.stragglers is None else "no rank holds the others up"
     else:
         late = f"rank {worst.rank} is to blame in {format_share(worst.last_share)} of the steps waited in"
     if wait >= MOST * (wait + transfer):

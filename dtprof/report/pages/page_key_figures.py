@@ -10,7 +10,6 @@ from dtprof.analysis.steps.throughput import describe_mean_rate
 from dtprof.formatting import format_count, format_rate, list_ranks, plural
 from dtprof.report.figures.figure_numbers import NBSP, format_bytes, format_duration, format_share
 from dtprof.report.figures.palette import hue_of
-from dtprof.report.pages.page_headline import knows_stragglers
 from dtprof.report.pages.page_markup import Markup, element, join
 
 NOT_KNOWN = "not known"
@@ -174,7 +173,7 @@ def _slowdown(summary: Summary) -> KeyFigure:
         value, beside = NOT_KNOWN, "no waits were measured"
         if summary.world_size == 1:
             value, beside = "none", "one rank waits for nobody"
-        elif knows_stragglers(summary):
+        elif summary.stragglers is not None:
             value, beside = "none", "no rank holds the others up"
         return KeyFigure(name, value, beside)
     worst = max(summary.stragglers, key=lambda straggler: (straggler.slowdown or 0, straggler.blame_ns_per_step or 0))

@@ -19,7 +19,7 @@ from dtprof.report.figures.figure_numbers import DURATIONS, format_bytes, format
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.pipeline_figure import explain_no_pipeline
 from dtprof.report.pages.page_dashboard import Dashboard, Panel
-from dtprof.report.pages.page_headline import knows_stragglers, split_topic, write_headline
+from dtprof.report.pages.page_headline import split_topic, write_headline
 from dtprof.report.pages.page_markup import Markup, element, join
 from dtprof.report.pages.page_tables import (
     PageColumn,
@@ -260,7 +260,7 @@ def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:
 def _explain_no_straggler(summary: Summary) -> Nothing:
     if summary.world_size == 1:
         return Nothing(why="The job has one rank: nobody waits for anybody.", remedy="")
-    if not knows_stragglers(summary):
+    if summary.stragglers is None:
         return Nothing(
             why="It is not known who was waited for.",
             remedy="Waits are counted per step, in collectives that every member recorded on one clock.",

@@ -119,7 +119,7 @@ def _notes(summary: Summary) -> str:
     if costliest:
         lines.append(f"- call site: {as_code(costliest)}")
     lines += [f"- gradients: {as_code(row.words)}" for row in summary.repeated_reductions[:1]]
-    for straggler in summary.stragglers[:3]:
+    for straggler in (summary.stragglers or ())[:3]:
         cause = f": {as_code(straggler.cause)}" if straggler.cause else ""
         cause += f"; sampled {as_code(straggler.sampled.words)}" if straggler.sampled else ""
         cost = f", {waiting_words(straggler, summary.world_size)}" if straggler.blame_ns_per_step else ""

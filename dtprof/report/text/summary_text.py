@@ -23,9 +23,8 @@ from dtprof.analysis.results import (
     SmallMessages,
     StragglerResult,
     Summary,
-    Throughput,
 )
-from dtprof.analysis.steps.throughput import describe_mean_rate
+from dtprof.analysis.steps.throughput import LOST, RATES, describe_mean_rate
 from dtprof.formatting import (
     UNKNOWN,
     format_bytes,
@@ -73,7 +72,7 @@ def summary_text(summary: Summary) -> str:
     body = [
         *_job_lines(summary),
         *_step_lines(summary),
-        *_throughput_lines(summary.throughput),
+        *_throughput_lines(summary),
         *_advice_lines(summary),
         *_rank_lines(summary),
         *(line for row in summary.hot_lines[:MAX_HOT_LINES] for line in labelled("hot line", row.words)),
@@ -93,7 +92,8 @@ def summary_text(summary: Summary) -> str:
     following = [f"{'next':<{LABEL}}{_next_command(summary)}"]  # never wrapped: it is there to be copied
     room = MAX_LINES - sum(map(len, (body, quality, following))) - 1  # the line of what is not shown
     hidden = [plural(len(by_axis) - MAX_COLLECTIVES, "operation")] if len(by_axis) > MAX_COLLECTIVES else []
-    caveats = condense_caveats(summary.cannot_tell)
+    said = " ".join(" ".join(body).split())
+    caveats = [caveat for caveat in condense_caveats(summary.cannot_tell) if caveat.partition(": ")[2] not in said]
     # What weighs most is never dropped; then figures go before further caveats.
     caveat_lines = [line for caveat in caveats[:1] for line in labelled("caveat", caveat)]
     room -= len(caveat_lines)
@@ -184,9 +184,11 @@ def _advice_lines(summary: Summary) -> list[str]:
     return labelled("advice", summary.advice_words)
 
 
-def _throughput_lines(throughput: Throughput | None) -> list[str]:
+def _throughput_lines(summary: Summary) -> list[str]:
+    throughput = summary.throughput
     if throughput is None:
-        return []
+        why = next((reason for name in RATES for reason in summary.reasons(name)), "")
+        return labelled("throughput", f"not known: {why}") if why.startswith(LOST.partition("{")[0]) else []
     rates = (
         (throughput.tokens_per_s, throughput.tokens_per_step, "tokens"),
         (throughput.samples_per_s, throughput.samples_per_step, "samples"),
@@ -327,12 +329,11 @@ def _shares(parts: Mapping[str, float]) -> str:
 
 
 def _straggler_lines(summary: Summary) -> list[str]:
+    if summary.stragglers is None:
+        why = "".join(f": {reason}" for reason in summary.reasons("stragglers")[:1])
+        return labelled("stragglers", f"not known{why}") if summary.steps.used and summary.collectives else []
     if not summary.stragglers:
-        return (
-            labelled("stragglers", "none: no rank is late in most steps")
-            if summary.steps.used and summary.collectives
-            else []
-        )
+        return labelled("stragglers", "none: no rank is late in most steps") if summary.collectives else []
     lines = labelled("stragglers", _straggler(summary.stragglers[0], summary.world_size))
     if len(summary.stragglers) > 1:
         others = list_ranks(straggler.rank for straggler in summary.stragglers[1:])
