@@ -133,7 +133,7 @@ def reduce_by_ranges(
         add_lateness(reduced.lateness, found.lateness)
         reduced.details.extend(found.details)
     reduced.ranks = [
-        replace(join_reductions(parts), memory_growth=find_growth(ranges.memory[rank], used))
+        replace(join_reductions(parts), memory_growth=find_growth(ranges.memory[rank], used.first, used.last))
         for rank, parts in of_rank.items()
     ]
     return reduced

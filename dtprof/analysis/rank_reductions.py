@@ -44,6 +44,8 @@ from dtprof.job.rank_batches import RankBatch
 from dtprof.records import codes, events
 from dtprof.records.tables import Array, Group, OutOfMemory, RankTables, ids_named, is_own
 
+_FORWARDS = frozenset((events.FORWARD, *events.PIPELINE_FORWARD))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
@@ -84,6 +86,7 @@ class RankFacts:
     captured_marks: int  # that fell into the capture of a graph
     graph_replays: int  # of CUDA graphs, whose operations are not recorded
     device_uuid: str  # of the accelerator that it computes on; empty: none, or not recorded
+    infers_forward: bool  # none of its forward passes was recorded: what lies before a backward pass counts as one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +260,7 @@ def state_facts(tables: RankTables, *, share: ModelShare, unsound: int) -> RankF
         captured_marks=_largest_sample(tables, events.DEVICE_MARKS_CAPTURED),
         graph_replays=int(np.count_nonzero(ids_named(tables.ops, (events.GRAPH_REPLAY,))[tables.spans["op"]])),
         device_uuid=tables.device_uuid,
+        infers_forward=bool(tables.hook) and _FORWARDS.isdisjoint(tables.ops) and events.BACKWARD in tables.ops,
     )
 
 
@@ -352,7 +356,7 @@ def reduce_ranks(
                 serialised=serialised[i],
                 buckets=buckets[i],
                 exchanges=exchanges[i],
-                memory_growth=find_growth(tables, used),
+                memory_growth=find_growth(tables, used.first, used.last),
             )
         )
     dropped: dict[RowKey, Array] = {}

@@ -32,13 +32,14 @@ from dtprof.records.tables import (
     OutOfMemory,
     Pipeline,
     ProcessExit,
+    Snapshot,
     ThreadException,
     WrappedParameters,
 )
 from dtprof.records.user_files import is_user_file
 
 if TYPE_CHECKING:
-    from dtprof.analysis.results import StragglerResult
+    from dtprof.analysis.results import MemoryGrowth, StragglerResult
 
 _POLITE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 TRANSPORT_WORDS = (
@@ -149,6 +150,7 @@ class RankState(RankOperations):
     thread_exceptions: tuple[ThreadException, ...] = ()
     lost_peer: bool | None = None  # the last of them only reports a lost or late peer; None: as its text says
     out_of_memory: tuple[OutOfMemory, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()  # of its memory, in files
     early_uses: tuple[EarlyUse, ...] = ()
     wrapped_parameters: tuple[WrappedParameters, ...] = ()
     optimizer_ages: tuple[OptimizerAge, ...] = ()
@@ -181,6 +183,7 @@ class RankState(RankOperations):
     steps_ended: int | None = None  # optimizer steps that have ended, unless none was recorded
     versions: Mapping[str, str] = field(default_factory=dict)  # by program, torch and Python, where they are known
     blocked_share: float | None = None  # of its steps that operations took, at most; None: not known
+    leak: "MemoryGrowth | None" = None  # of its memory over its steps; None: there is none, or too few samples
 
     @cached_property
     def blocking(self) -> tuple[Operation, ...]:

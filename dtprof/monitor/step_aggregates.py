@@ -146,7 +146,7 @@ class StepAggregates:
             for own in piece.reduced.ranks:
                 of_rank.setdefault(own.rank, []).append((piece.first - used.first, own))
         for rank, parts in of_rank.items():
-            growth = find_growth(window.load_samples(rank), used)
+            growth = find_growth(window.load_samples(rank), used.first, used.last)
             reduced.ranks.append(replace(join_reductions(parts), memory_growth=growth))
         summary = state_summary(window, surveys, reduced, used=used)
         return LiveFigures(summary=summary, newest=_newest_step(self._folds[-1], surveys, used))

@@ -7,18 +7,20 @@ taken: what is freed again is no growth.
 
 import functools
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from dtprof.analysis.results import MemoryGrowth
-from dtprof.analysis.steps.step_boundaries import MeasuredSteps
 from dtprof.columns import median
 from dtprof.intervals import Column, Floats
 from dtprof.records import events
 from dtprof.records.tables import RankTables
 
-JUDGED = (events.CUDA_ALLOCATED_BYTES, events.HEAP_BYTES, events.RSS_BYTES, events.PEAK_RSS_BYTES)
+_OF_HOST = (events.HEAP_BYTES, events.RSS_BYTES, events.PEAK_RSS_BYTES)
 """Samples by how closely they follow the program's memory, closest first."""
+JUDGED = (events.CUDA_ALLOCATED_BYTES, *_OF_HOST)
+MAX_STEP = np.iinfo(np.int64).max
 MIN_SAMPLES, MIN_VERDICT_SAMPLES = 8, 24
 """Samples that a slope takes, and those that a verdict takes: in fewer steps, allocators are still settling."""
 MAX_POINTS = 128
@@ -28,17 +30,26 @@ MIN_GROWTH_BYTES, MIN_GROWTH = 1 << 20, 0.01
 """Growth over the later half of the steps below this, or below this share of the memory held, is no leak."""
 
 
-def find_growth(tables: RankTables, used: MeasuredSteps) -> MemoryGrowth | None:
-    """Return how the memory of a rank grows over the measured steps; None where too few samples tell."""
+def find_growth(tables: RankTables, first: int, last: int = MAX_STEP) -> MemoryGrowth | None:
+    """Return how the memory of a rank grows over the steps from first to last; None where too few samples tell.
+
+    Where it computes on a device, that is the memory of the device, unless only that of the host leaks.
+    """
+    device, host = (_growth_of(tables, names, first, last) for names in (JUDGED[:1], _OF_HOST))
+    return host if device is None or (not device.leaks and host is not None and host.leaks) else device
+
+
+def _growth_of(tables: RankTables, names: Sequence[str], first: int, last: int) -> MemoryGrowth | None:
+    """Judge the first of these samples that is there often enough in the steps from first to last."""
     samples = tables.samples
-    if not used.known or len(samples) < MIN_SAMPLES:
+    if len(samples) < MIN_SAMPLES:
         return None
-    for name in JUDGED:
+    for name in names:
         ids = [i for i, known in enumerate(tables.ops) if known == name]
         if not ids:
             continue
         # A sample counts the steps ended before it: that after the first used step has its number.
-        inside = (samples["op"] == ids[0]) & (samples["step"] >= used.first) & (samples["step"] <= used.last)
+        inside = (samples["op"] == ids[0]) & (samples["step"] >= first) & (samples["step"] <= last)
         if int(inside.sum()) >= MIN_SAMPLES:
             return _judge(name, samples["step"][inside].astype(np.int64), samples["value"][inside].astype(np.int64))
     return None

@@ -56,6 +56,7 @@ ORDER = (
     "collective_in_except",
     "uneven_inputs",
     "version_mismatch",
+    "growing_memory",
 )
 """The files of this folder. Of two rules of one stage the earlier runs first: a cause before its effects."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.analysis.memory.memory_growth import find_growth
 from dtprof.columns import distinct
 from dtprof.diagnosis.job_state import LongPhase, PipelinePass, RankState, Stack
 from dtprof.diagnosis.sources.blocked_share import find_blocked_share
@@ -179,6 +180,7 @@ def rank_state(
     groups_made = spans_named(tables, spans, events.NEW_GROUP)
     outside = spans_named(tables, spans, events.OUTSIDE_GROUP)[-MAX_OUTSIDE:]
     making = groups_made[groups_made["end_ns"] == UNKNOWN_NS]
+    growth = find_growth(tables, first=2)
     gap_ns = longest_gap_ns(rows[-MAX_TAIL:] if tables.dropped_events else rows, until_ns=_first_error(tables))
     return RankState(
         rank=tables.rank,
@@ -193,6 +195,7 @@ def rank_state(
         exceptions=tables.exceptions,
         thread_exceptions=tables.thread_exceptions,
         out_of_memory=tables.out_of_memory,
+        snapshots=tables.snapshots,
         early_uses=tables.early_uses,
         wrapped_parameters=tables.wrapped_parameters,
         optimizer_ages=tables.optimizer_ages,
@@ -229,6 +232,7 @@ def rank_state(
         passes=_passes(tables, spans),
         steps_ended=_steps_ended(spans_named(tables, spans, events.OPTIMIZER)),
         blocked_share=find_blocked_share(rows, tables),
+        leak=growth if growth is not None and growth.leaks else None,
         versions={name: text for name, text in _versions(tables) if text},
         long_phases=(*_long_phases(tables, spans), *_long_gaps(rows[first:])),
         collectives=index_collectives(
