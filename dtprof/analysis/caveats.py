@@ -56,6 +56,7 @@ def list_caveats(
         *devices,
         *_of_operations(facts, reductions, collectives, any_operations=any_operations),
         *([f"collectives: {plural(unlisted, 'more row')} of less cost not listed, nor all groups"] if unlisted else ()),
+        *_of_forward(facts),
         *_of_memory(facts),
         *pipeline,
         *throughput,
@@ -253,6 +254,16 @@ def _of_operations(
     if any(row.op in NO_BUSBW for row in collectives):
         caveats.append("busbw_gb_per_s: not defined for gather and scatter")
     return caveats
+
+
+def _of_forward(facts: Sequence[RankFacts]) -> list[str]:
+    ranks = [fact.rank for fact in facts if fact.infers_forward]
+    if not ranks:
+        return []
+    return [
+        f"compute: no forward pass of {list_ranks(ranks)} was recorded (that of a single layer of torch.nn is none): "
+        "all from the begin of a step to its backward pass counts as forward, also what is no computation"
+    ]
 
 
 def _why_no_buffers(facts: Sequence[RankFacts]) -> str:

@@ -136,7 +136,8 @@ class Memory:
         resident = int(os.pread(self._statm.descriptor(), 128, 0).split()[1]) * PAGE_BYTES
         return {
             events.RSS_BYTES: resident,
-            events.PEAK_RSS_BYTES: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            # The kernel counts pages roughly, and keeps the peak apart: it may lag behind.
+            events.PEAK_RSS_BYTES: max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
         }
 
     @staticmethod

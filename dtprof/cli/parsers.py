@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,13 +61,22 @@ class GivenOnce(argparse.Action):
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']+)' \(choose from (.*)\)$")
 
 
+def _closest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that a mistyped one may mean, by their letters: dashes are alike in all options."""
+    by_letters = {name.lstrip("-"): name for name in known}
+    typed = word.lstrip("-")
+    near = difflib.get_close_matches(typed, by_letters, n=1, cutoff=0.7)
+    near += [name for name in by_letters if len(typed) >= 4 and typed in name]
+    return by_letters[near[0]] if near else ""
+
+
 def _close_choice(message: str) -> str:
     """Return what a mistyped choice may mean, as a part of argparse's message; empty where that is not known."""
     found = _INVALID_CHOICE.search(message)
     if found is None:
         return ""
-    if close := difflib.get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), n=1):
-        return f"; {found[1]} may mean {close[0]}"
+    if close := _closest(found[1], re.findall(r"[\w-]+", found[2])):
+        return f"; {found[1]} may mean {close}"
     is_command = "argument COMMAND" in message and shutil.which(found[1]) is not None
     return f"; to record {found[1]}: dtprof run -- {found[1]}" if is_command else ""
 
@@ -127,9 +136,9 @@ class CommandParser(argparse.ArgumentParser):
         """End as `error` does, over arguments that the command does not know."""
         known = [option for action in self._actions for option in action.option_strings]
         meant = {
-            word: close[0]
+            word: close
             for word in (text.partition("=")[0] for text in left if text.startswith("-"))
-            if (close := difflib.get_close_matches(word, known, n=1))
+            if (close := _closest(word, known))
         }
         hint = "".join(f"; {word} may mean {option}" for word, option in meant.items())
         self.error(f"unrecognized arguments: {' '.join(left)}{hint}")

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import functools
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -307,9 +308,12 @@ def start(command: Sequence[str], environment: dict[str, str], *, stdout: int = 
 
 
 def _not_found(name: str, reason: str | None) -> CommandNotFoundError:
+    example = "torchrun --nproc-per-node 4 train.py"
+    if Path(name).is_file():  # a script without a mark that it can be executed, or not named by its path
+        example = f"{'python' if name.endswith('.py') else 'bash'} {shlex.quote(name)}"
     return CommandNotFoundError(
         f"{name!r} cannot be started ({reason}); expected a command on PATH or a path to one, "
-        "for example: dtprof run -- torchrun --nproc-per-node 4 train.py"
+        f"for example: dtprof run -- {example}"
     )
 
 

@@ -115,7 +115,7 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
     waited = not world_size and bool(find_rendezvous(opened.exit_records.stacks))
     if not world_size and not waited:
         if not _is_torch_too_old(opened):  # said at the start
-            job_launch.say(f"no rank was recorded ({_why_nothing(opened)})")
+            job_launch.say(f"no rank was recorded ({_why_nothing(opened, end.status)})")
     elif world_size:
         missing = [rank for rank in range(world_size) if rank not in opened.folders]
         if missing:
@@ -145,7 +145,7 @@ def _is_torch_too_old(opened: "Run") -> bool:
     return bool(found) and all(map(torch_versions.is_too_old, found))
 
 
-def _why_nothing(opened: "Run") -> str:
+def _why_nothing(opened: "Run", status: int) -> str:
     from dtprof.formatting import format_bytes
     from dtprof.records import schema
 
@@ -156,6 +156,10 @@ def _why_nothing(opened: "Run") -> str:
                 f"the disk of the run has {format_bytes(free)} left, and a rank takes {needed} when it begins its log"
             )
         return "torch was imported, but no process joined a group, ran a backward pass or an optimizer step"
+    unreached = "no Python process with torch was reached"
+    if status:
+        return f"{unreached} before the command ended with status {status}: see what it printed"
     return (
-        "no Python process with torch was reached: is it Python, and not run with -E, -I, -S or a cleared environment?"
+        f"{unreached}: `dtprof inject install` beforehand reaches one started with -E, -I or a cleared environment, "
+        "`import dtprof.auto` in the program one started with -S"
     )

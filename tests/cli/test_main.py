@@ -81,6 +81,7 @@ def test_what_a_command_does_not_know_is_refused_in_its_name(capsys: pytest.Capt
     ("arguments", "end"),
     [
         (["sumary", "run"], "; sumary may mean summary; see dtprof --help\n"),
+        (["plan", "--steps", "5"], "unrecognized arguments: --steps 5; see dtprof plan --help\n"),
         (["sh", "train.sh"], "; to record sh: dtprof run -- sh; see dtprof --help\n"),
         (["export", "run", "--format", "perfeto"], "; perfeto may mean perfetto; see dtprof export --help\n"),
     ],

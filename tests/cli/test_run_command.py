@@ -267,7 +267,9 @@ def test_command_that_is_not_executable_ends_with_127(refused: Callable[..., str
     (tmp_path / "train.py").touch()
     assert "'./train.py' cannot be started (Permission denied)" in refused("run", "--", "./train.py", status=127)
     assert "cannot be started (Permission denied)" in refused("run", "--", f"{tmp_path}/", status=127)
-    assert "'train.py' cannot be started (No such file" in refused("run", "--", "train.py", status=127)
+    said = refused("run", "--", "train.py", status=127)
+    assert "'train.py' cannot be started (No such file" in said
+    assert said.rstrip().endswith("for example: dtprof run -- python train.py")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from dtprof.diagnosis.parting_calls import find_way_out
 from dtprof.diagnosis.rank_failures import exit_finding, find_first_failed, has_crashed, oom_reports, resident_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_held, list_ranks
+from dtprof.records.paths import rank_folder_name
 from dtprof.records.tables import ExceptionRecord
 
 SAME_TIME_S = 2
@@ -130,7 +131,9 @@ def _exhausted_words(rank: RankState, error: ExceptionRecord) -> list[str]:
     found = next((one for one in rank.out_of_memory if one.message[:200] == error.message[:200]), None)
     if found is None or not any(found.held_bytes.values()):
         return []
-    return [f"rank {rank.rank} held on {found.device}: {format_held(found.held_bytes)}"]
+    files = [shot.file for shot in rank.snapshots if shot.why == "out of memory" and shot.state == "written"]
+    where = f"; by tensor in {rank_folder_name(rank.rank, rank.attempt)}/{files[-1]} of the run" if files else ""
+    return [f"rank {rank.rank} held on {found.device}: {format_held(found.held_bytes)}{where}"]
 
 
 RULES: Declared = (
