@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from dtprof.analysis.comparison.comparison_series import BUBBLE_FRACTION, COLLECTIVES, JOB, RANKS, STEP, Figure
 from dtprof.analysis.comparison.run_comparison import PEAK, Comparison, FigureChange, RunSide
+from dtprof.analysis.steps.throughput import RATES
 from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, join_lines, plural, shorten
 from dtprof.job.axes import axis_words
 from dtprof.report.text.labelled_lines import WIDTH, labelled, wrap_text
@@ -184,6 +185,8 @@ def _plain_name(figure: Figure) -> str:
         return "peak memory"
     if figure.name == BUBBLE_FRACTION:
         return "bubble share"  # of the pipeline's window; "bubble" is the time
+    if figure.name in RATES:
+        return f"mean {RATES[figure.name]}"  # over the time of the steps: the summary's tokens_per_s is the median
     return figure.name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_fraction").replace("_", " ")
 
 
