@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 BEGIN, END = "<!-- what python -m benchmarks.other_tools wrote -->", "<!-- end of what it wrote -->"
 ENDS_AFTER_S = 60.0
-"""When a job that hangs is stopped."""
+"""When a job that hangs is stopped, on a machine without other work."""
 MOST_LINES, WIDTH = 32, 160
 NOISE = re.compile(
     r"Parsed|Overall parsing|Rounding down|leaving parse|.*RuntimeWarning|  return \(shifted|Traceback|  File"
@@ -125,13 +125,17 @@ def torchrun(python: Path | str, job: Job) -> list[str]:
     return [str(python), *launch]
 
 
+def limit_s(job: Job) -> float:
+    """Return when a job is stopped: one that hangs must have come to its hang, beside other work as well."""
+    return ENDS_AFTER_S * max(1.0, os.getloadavg()[0]) if job.hangs else 600.0
+
+
 def traces_of(job: Job, place: Path, python: Path) -> Path:
     """Record traces of a job with torch.profiler; return their folder."""
     traces = place / f"traces-{job.name}"
-    if not traces.exists():
-        traces.mkdir(parents=True)
-        until = ENDS_AFTER_S if job.hangs else 600.0
-        run(torchrun(python, job), place, until_s=until, TOOL="profiler", FOLDER=str(traces))
+    if not list(traces.glob("*")):
+        traces.mkdir(parents=True, exist_ok=True)
+        run(torchrun(python, job), place, until_s=limit_s(job), TOOL="profiler", FOLDER=str(traces))
     return traces
 
 
@@ -174,7 +178,7 @@ def traceml(job: Job, place: Path, python: Path) -> list[Said]:
         "--mode",
         "summary",
     ]
-    printed = run(command, place, until_s=60.0 if job.hangs else 600.0, TOOL="traceml")
+    printed = run(command, place, until_s=limit_s(job), TOOL="traceml")
     return [
         Said(
             job=job.name,
@@ -194,7 +198,7 @@ def flight_recorder(job: Job, place: Path, _python: Path) -> list[Said]:
     run(
         torchrun(sys.executable, job),
         place,
-        until_s=ENDS_AFTER_S,
+        until_s=limit_s(job),
         TOOL="flight-recorder",
         FOLDER=str(dumps),
         **recording,
@@ -266,11 +270,14 @@ def main() -> int:
         tool, place = TOOLS[name], folder / name
         place.mkdir(exist_ok=True)
         python = python_of(place / "environment", tool.packages) if tool.packages else Path(sys.executable)
-        answers = [answer for job in JOBS for answer in tool.asks(job, place, python)]
-        shown = [dataclasses.replace(one, printed=shortened(one.printed, place)) for one in answers]
+        shown = []
+        for answer in (answer for job in JOBS for answer in tool.asks(job, place, python)):
+            shown.append(dataclasses.replace(answer, printed=shortened(answer.printed, place)))
+            if not shown[-1].printed:  # TraceML gives up where its own server takes long to start
+                raise SystemExit(f"{tool.title} said nothing of {answer.job}; {place / 'printed.txt'} has its log")
         said[name] = {"version": version_of(tool, python), "said": [dataclasses.asdict(one) for one in shown]}
         kept.write_text(json.dumps(said, indent=1), encoding="utf-8")
-        print(f"{tool.title} {said[name]['version']}: {len(answers)} answers", flush=True)
+        print(f"{tool.title} {said[name]['version']}: {len(shown)} answers", flush=True)
     if given.write:
         text = given.write.read_text(encoding="utf-8")
         before, rest = text.split(BEGIN)

@@ -28,10 +28,7 @@ from tests.stress.rank import journal_path
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 40.0
-STARTING_S = 160.0
-"""What an interpreter of its own has beyond that: on a busy machine the import of torch alone takes half a minute."""
-SLOWER = 4.0
-"""A recorded program hangs where it takes this many times as long as the bare one, and longer than the limits above."""
+"""When a program hangs, on a machine without other work: times the load, because trials run at the lowest priority."""
 HOOKS = {"native": [], "python": ["--no-native"]}
 ATTEMPTS_A_TRIAL = 64
 """Attempts set aside for a trial: forked children that train claim the ones after the rank's own."""
@@ -216,7 +213,7 @@ class Trial:
     def run(self, tally: Tally) -> None:
         """Do it both ways and add up what came of it."""
         bare = self._bare(0)
-        recorded = self._recorded(SLOWER * bare.seconds)
+        recorded = self._recorded()
         tally.trials += 1
         tally.seconds_bare += bare.seconds
         tally.seconds_recorded += recorded.seconds
@@ -237,9 +234,9 @@ class Trial:
     def _differ(bare: Ending, recorded: Ending) -> bool:
         return (bare.statuses, bare.hung, bare.printed) != (recorded.statuses, recorded.hung, recorded.printed)
 
-    def _request(self, folder: Path, attempt: int, least_s: float = 0.0) -> dict[str, Any]:
+    def _request(self, folder: Path, attempt: int) -> dict[str, Any]:
         told = {"kind": self.kind, "plan": self.plan, "folder": str(folder), "attempt": attempt}
-        return told | {"timeout_s": max(TIMEOUT_S + (STARTING_S if self.afresh else 0.0), least_s)}
+        return told | {"timeout_s": TIMEOUT_S * max(1.0, os.getloadavg()[0])}
 
     def _bare(self, repetition: int) -> Ending:
         folder = self._folder / f"bare-{repetition}"
@@ -247,14 +244,14 @@ class Trial:
             return self._start([], folder)
         return self._hosts.bare().end(self._request(folder, 0))
 
-    def _recorded(self, least_s: float) -> Ending:
+    def _recorded(self) -> Ending:
         folder = self._folder / "recorded"
         if self.afresh:
-            return self._start(recording(self._run, self.hook), folder, least_s)
+            return self._start(recording(self._run, self.hook), folder)
         host = self._hosts.recorded(self.hook, small=self._small)
         if self._small and self._hosts.small_disk is not None:
             disk.resize(self._hosts.small_disk, self.plan["room_mb"])
-        ending = host.end(self._request(folder, self._attempt, least_s))
+        ending = host.end(self._request(folder, self._attempt))
         assert host.run is not None
         self._run = host.run
         return ending
@@ -263,10 +260,10 @@ class Trial:
     def _attempt(self) -> int:
         return 0 if self.afresh else self.number * ATTEMPTS_A_TRIAL
 
-    def _start(self, before: Sequence[str], folder: Path, least_s: float = 0.0) -> Ending:
+    def _start(self, before: Sequence[str], folder: Path) -> Ending:
         """Run the program in an interpreter of its own."""
         folder.mkdir(parents=True)
-        request = self._request(folder, 0, least_s)
+        request = self._request(folder, 0)
         (folder / "request.json").write_text(json.dumps(request))
         begun = time.monotonic()
         with (folder / "out-0").open("w") as out, (folder / "err-0").open("w") as errors:
