@@ -26,6 +26,11 @@ NCCL_RESOURCES = (
         "emptyDir with medium Memory).",
     ),
     (
+        "nvmlDeviceGetHandleByPciBusId() failed",
+        "NCCL meets a GPU of a peer that this container does not see: give the containers of one job all GPUs of the "
+        "host, and choose by CUDA_VISIBLE_DEVICES.",
+    ),
+    (
         "no socket interface found",
         "Set NCCL_SOCKET_IFNAME to an interface that this host has (`ip addr`), or take away the one that is set.",
     ),

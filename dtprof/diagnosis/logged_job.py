@@ -27,6 +27,7 @@ LOST_OR_LATE = re.compile(
     r"Connection (?:closed|reset|refused|aborted)|Broken pipe|[Tt]imed out|[Tt]imeout|Socket closed"
 )
 MISMATCH = "Detected mismatch between collectives"
+OTHER_STEP = "has different values for step: "
 ORDINARY_LINES_AFTER = 25
 TERMINATED = (-15, -2, -1, 143, 130)
 ABORTED = -6
@@ -182,7 +183,7 @@ def blame(trace: Trace) -> str:
         return "relayed"
     if name in FROM_OUTSIDE:
         return "outside"
-    if MISMATCH in trace.message:
+    if MISMATCH in trace.message or OTHER_STEP in trace.message:
         return "mismatch"
     if RAISED_BY_TORCH.fullmatch(name):
         if OWN_CHECK.search(trace.message):

@@ -5,7 +5,7 @@ The lines are written for these tests, in the words that torch and the launchers
 
 import pytest
 
-from tests.diagnosis.log_texts import STATUS_24, Diagnose, fingerprint, older_watchdog, status, watchdog
+from tests.diagnosis.log_texts import STATUS_24, Diagnose, fingerprint, older_watchdog, status, traceback, watchdog
 
 DEEPSPEED = "[2025-02-11 08:15:00,000] [ERROR] [launch.py:321:sigkill_handler] ['python', '-u', 'fit.py', "
 LAUNCH = "subprocess.CalledProcessError: Command '['python', '-u', 'fit.py', "
@@ -312,3 +312,31 @@ def test_watchdogs_of_other_back_ends_are_read(diagnose_texts: Diagnose, name: s
     verdict = diagnose_texts("\n".join([*lines, *(watchdog(2, seq=195, op="ALLGATHER").replace("WorkNCCL", name),)]))
     (finding,) = verdict.findings
     assert (verdict.outcome, set(finding.waiting_ranks) | set(finding.culprit_ranks)) == ("hang", {0, 1, 2})
+
+
+def test_a_traceback_whose_head_was_cut_off_is_one_if_an_exception_ends_it(diagnose_texts: Diagnose) -> None:
+    frames = '  File "/job/fit.py", line 12, in fit\n    batch = next(loader)\n'
+    (finding,) = diagnose_texts(
+        f"{frames}RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error."
+    ).findings
+    assert (finding.kind, finding.culprit_ranks) == ("rank-crashed", ())
+    assert "/job/fit.py:12" in finding.summary
+    assert diagnose_texts(f"{frames}Loading: done").findings == ()
+
+
+def test_fsdp_tells_whose_optimizer_made_another_number_of_steps(diagnose_texts: Diagnose) -> None:
+    raised = traceback(
+        "AssertionError: Rank 1 has different values for step: 8016.0. Other ranks: 7870.0",
+        line=88,
+        source="state = FSDP.optim_state_dict(model, optimizer)",
+    )
+    (finding,) = diagnose_texts(raised).findings
+    assert (finding.kind, finding.culprit_ranks) == ("step-mismatch", (1,))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 9, 20])
+def test_a_timeout_wrapped_within_a_word_is_read(diagnose_texts: Diagnose, cut: int) -> None:
+    line = older_watchdog(0, seq=17, op="ALLREDUCE", line=821)
+    at = line.index("ran for") + cut
+    verdict = diagnose_texts(f"{line[:at]}\n{line[at:]}")
+    assert (verdict.outcome, [finding.op for finding in verdict.findings]) == ("hang", ["all_reduce"])

@@ -218,6 +218,24 @@ def find_other_models(job: LoggedJob) -> Finding | None:
     )
 
 
+def find_other_steps(job: LoggedJob) -> Finding | None:
+    """Return the finding for ranks whose optimizer has made another number of steps, as FSDP sees when it saves."""
+    notes = job.notes("other-step")
+    odd = tuple(sorted({note.rank for note in notes if note.rank is not None}))
+    if not odd:
+        return None
+    return log_finding(
+        job,
+        "step-mismatch",
+        f"The optimizer of {list_ranks(odd)} has made another number of steps than those of the others.",
+        culprits=odd,
+        waiting=(),
+        confidence=0.7,
+        evidence=(notes[0].text[:200],),
+        advice=("Look for steps that only some ranks take: a shorter input, a step skipped for its loss, a resume.",),
+    )
+
+
 def find_nccl_mismatch(job: LoggedJob) -> Finding | None:
     """Return the finding for NCCL's own check of collectives."""
     sizes = job.notes("nccl-sizes")
@@ -240,6 +258,7 @@ RULES: Declared = (
     log_rule(find_fingerprints, ("collective-order-mismatch", "dtype-mismatch", "size-mismatch"), Stage.NAMED),
     log_rule(find_unfit_splits, ("split-size-mismatch",), Stage.NAMED),
     log_rule(find_other_models, ("size-mismatch",), Stage.NAMED),
+    log_rule(find_other_steps, ("step-mismatch",), Stage.NAMED),
     log_rule(find_size_conflict, ("split-size-mismatch", "size-mismatch"), Stage.NAMED),
     log_rule(find_nccl_mismatch, ("size-mismatch", "collective-order-mismatch"), Stage.NAMED),
 )

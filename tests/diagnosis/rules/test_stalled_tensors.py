@@ -8,9 +8,7 @@ from tests.diagnosis import log_texts as texts
 from tests.diagnosis.judging import logged
 from tests.diagnosis.log_texts import Diagnose
 
-WARNS = (
-    "[1,0]<stderr>:[2021-06-01 10:11:12: W horovod/stall_inspector.cc:107] One or more tensors were submitted"
-)
+WARNS = "[1,0]<stderr>:[2021-06-01 10:11:12: W horovod/stall_inspector.cc:107] One or more tensors were submitted"
 MISSING = f"{WARNS}\n[1,0]<stderr>:Missing ranks:\n[1,0]<stderr>:"
 ONE = f"{MISSING}2: [allreduce.layer.weight, allreduce.layer.bias ...]"
 TWO = f"{MISSING}0: [broadcast.bool.sz]\n[1,0]<stderr>:1: [allreduce.layer.weight]"

@@ -155,6 +155,7 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"\[[\d, ]{0,200}\] appears not to match (?:sizes|strides) of the same param in process (?P<ranks>\d{1,7})"
         ),
     ),
+    ("other-step", re.compile(r"Rank (?P<rank>\d{1,7}) has different values for step: .{0,80}")),
     ("no-mesh", re.compile(r"connectFullMesh failed.{0,200}")),
     ("remote-error", re.compile(r"ncclRemoteError|remote process exited or there was a network error")),
     ("system-error", re.compile(r"ncclSystemError.{0,160}|ncclInternalError.{0,160}|ncclUnhandledCudaError.{0,160}")),

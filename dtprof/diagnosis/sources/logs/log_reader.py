@@ -174,7 +174,8 @@ class LogReader:
         self._tracebacks = Tracebacks(self._attempts[-1])
 
 
-UNENDED = re.compile(r"\s*(?:ran ?for ?\d*[a-z ]*|timed[a-z ]*)?\s*")
+ENDS = ("ranfor0millisecondsbeforetimingout.", "timedoutinblockingwait.")
+"""How the sentence on a timeout ends, without spaces, its number 0."""
 COUNTED = re.compile(r"last ?completed ?(?:NCCL ?)?work: ?-?\d+\D")
 RANK_TAG = re.compile(RANK.pattern.encode())
 
@@ -190,7 +191,8 @@ def _is_torn(text: str) -> bool:
         return False
     if text.startswith("CCL(", start):
         _, closed, rest = text[start:].replace("(ms)", "").partition(")")
-        return not closed or ("timing out" not in rest and UNENDED.fullmatch(rest) is not None)
+        begun = re.sub(r"\d+", "0", "".join(rest.split()))
+        return not closed or ("timingout" not in begun and any(end.startswith(begun) for end in ENDS))
     if text.startswith(CAUGHT, start):
         return True
     if text.startswith(DUMPS, start):

@@ -57,6 +57,7 @@ class _Open:
     from_torch: bool
     logged: bool
     indent: int
+    is_headless: bool = False  # frames without a head: only what is named as an exception ends them
     frames: list[tuple[str, int, str]] = field(default_factory=list)
     sources: dict[int, str] = field(default_factory=dict)
 
@@ -102,9 +103,8 @@ class Tracebacks:
         if self._read_table(text, stream):
             return True
         before, stream.before = stream.before, ""
-        begins_below = stream.open is None and line.from_torch and FRAME.match(text)  # its first lines were cut off
-        if begins_below:
-            self._begin(line, order, stream, logged=False)
+        if stream.open is None and FRAME.match(text):  # its first lines were cut off
+            self._begin(line, order, stream, logged=False, is_headless=not line.from_torch)
         elif traceback_boxes.START in text:
             self._begin(line, order, stream, logged=RECORD.search(before) is not None)
             return True
@@ -137,7 +137,7 @@ class Tracebacks:
             self.facts.stacks.setdefault(self._gave_up, site)
         return True
 
-    def _begin(self, line: LogLine, order: Order, stream: _Stream, *, logged: bool) -> None:
+    def _begin(self, line: LogLine, order: Order, stream: _Stream, *, logged: bool, is_headless: bool = False) -> None:
         rank = stream.spawned if stream.spawned is not None else line.rank
         of_other = RANKED.search(line.text)
         rank = int(of_other[1]) if of_other else rank
@@ -145,7 +145,7 @@ class Tracebacks:
         if in_table and stream.entry_rank is not None:
             rank = stream.entry_rank
         certain = line.from_torch or stream.spawned is not None or in_table is not None
-        stream.open = _Open(order, rank, line.task, line.pod, certain, logged, _indent(line.text))
+        stream.open = _Open(order, rank, line.task, line.pod, certain, logged, _indent(line.text), is_headless)
 
     def _continue(self, text: str, order: Order, stream: _Stream, line: LogLine) -> bool:
         current = stream.open
@@ -163,7 +163,7 @@ class Tracebacks:
             current.sources.setdefault(len(current.frames) - 1, text.strip()[:300])
             return True
         stream.open = None
-        raised = RAISED.match(text)
+        raised = BARE.match(text) if current.is_headless else RAISED.match(text)
         if raised is None or not (raised[2] or raised[1].rpartition(".")[2][:1].isupper()):
             return False
         self._close(current, raised[1], raised[2] or "", stream, line, order)
