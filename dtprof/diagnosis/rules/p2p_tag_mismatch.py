@@ -105,7 +105,7 @@ def _is_unheard_of(job: JobState, rank: int, operation: Operation) -> bool:
 
 
 def _breaks_rhythm(job: JobState, rank: int, operation: Operation) -> bool:
-    """Say whether the rank's tags on this way rose by the same number each time, and do not any more."""
+    """Say whether the rank's tags rose by the same number each time, or came in rounds, and do not any more."""
     before = [
         o.tag
         for o in job.ranks[rank].operations
@@ -114,7 +114,9 @@ def _breaks_rhythm(job: JobState, rank: int, operation: Operation) -> bool:
         and (o.group, o.op, o.peer) == (operation.group, operation.op, operation.peer)
     ]
     steps = {b - a for a, b in pairwise(before)}
-    return len(before) > 2 and len(steps) == 1 and operation.tag - before[-1] not in steps
+    again = [tag for *pair, tag in zip(before, before[1:], before[2:], strict=False) if pair == before[-2:]]
+    leaves_round = len(again) > 1 and len({*again}) == 1 and operation.tag != again[0]
+    return leaves_round or (len(before) > 2 and len(steps) == 1 and operation.tag - before[-1] not in steps)
 
 
 RULES: Declared = (

@@ -61,7 +61,7 @@ def find_skip(case: Case) -> Iterator[Finding]:
         others = [r for r in collective.group.ranks if r in job.ranks and r != reference.rank]
         reference_label = collective.waiting[reference.rank].label
         companions = _find_companions(collective, reference.rank)
-        usual = 2 * len(companions) > len(others) + 1
+        usual = 2 * (len(companions) + _count_past(job, collective, reference_label)) > len(others) + 1
         half = 2 * len(companions) == len(others) + 1
         skips = {
             rank: skip
@@ -107,6 +107,16 @@ def _find_companions(collective: OpenCollective, reference: int) -> set[int]:
     own, waiting = collective.waiting[reference], collective.waiting
     are_different = len({operation.op for operation in waiting.values()}) > 1
     return {rank for rank, o in waiting.items() if o.label == own.label or (are_different and o.op == own.op)}
+
+
+def _count_past(job: JobState, collective: OpenCollective, label: object) -> int:
+    """Return how many members have made a call, and gone on, as some do from a broadcast."""
+    made = (
+        operation_at(job.ranks[rank], collective.group, collective.seq)
+        for rank in collective.group.ranks
+        if rank in job.ranks and rank not in collective.waiting
+    )
+    return sum(operation is not None and operation.done and operation.label == label for operation in made)
 
 
 def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, rank: RankState) -> bool:
@@ -403,6 +413,9 @@ def _is_called_later(job: JobState, rank: RankState, reference: RankState, wante
     and `b(); a()` here. The line of the reference itself is that of the next round.
     """
     mine, theirs = (r.stack.frames[1 : 1 + MAX_CALLERS] if r.stack is not None else () for r in (rank, reference))
+    if (now := rank.first_blocking) is not None and (awaited := reference.first_blocking) is not None:
+        _, frames, common = align_frames((reference, awaited), (rank, now))
+        mine = mine[: len(frames) - 1 - common] if common is not None else mine  # further out both are at one line
     name = wanted.site.function.rpartition(".")[2] if wanted.site is not None else ""
     usual = {frame.line for frame in theirs}
     places = [place for frame in mine if (place := job.place_in_source(frame)) is not None]
@@ -616,7 +629,16 @@ def _made(operations: Sequence[Operation], first: int, wanted: Operation, distan
     For a device it may have issued the next round, too: there the operation comes again after some distance.
     """
     last = min(len(operations), first + distance) if wanted.on_device else len(operations)
-    return any(o.open and _alike(o, wanted) for o in (operations[i] for i in range(first, last)))
+    return any(
+        o.open and (_alike(o, wanted) or _is_like_call_of_other_thread(o, wanted, operations[first]))
+        for o in (operations[i] for i in range(first, last))
+    )
+
+
+def _is_like_call_of_other_thread(operation: Operation, wanted: Operation, blocking: Operation) -> bool:
+    """Say whether another thread than the one in the way has made a like call, be it at a line of its own."""
+    is_like = (operation.op, operation.group, operation.p2p) == (wanted.op, wanted.group, False)
+    return is_like and operation.thread != blocking.thread and operation.numel == wanted.numel
 
 
 def _met_collectives(a: RankState, b: RankState) -> Iterator[tuple[Array, Array]]:
@@ -964,6 +986,28 @@ def explain_message(case: Case, unmatched: Finding) -> Iterator[Finding]:
             return
 
 
+def explain_dead_thread(case: Case, cycle: Finding) -> Iterator[Finding]:
+    """Give the finding for a rank whose thread ended by an exception, and had made all of its calls of a group."""
+    job = case.job
+    for collective in case.open_collectives:
+        for own in (job.ranks[rank] for rank in collective.absent if rank in job.ranks):
+            now, calls = own.first_blocking, [o for o in own.operations if o.group == collective.group and not o.p2p]
+            if not own.thread_exceptions or now is None or not calls or now.thread in {o.thread for o in calls}:
+                continue
+            error, awaited = own.thread_exceptions[-1], next(iter(collective.waiting.values()))
+            found = _skip_finding(job, awaited, (own.rank,), confidence=0.9)
+            words = f"its thread {error.thread or 'of no name'}, which had made its calls of this group, ended by"
+            yield explain(
+                replace(
+                    found,
+                    culprit_call_sites={own.rank: error.frame} if error.frame is not None else found.culprit_call_sites,
+                    evidence=(f"{words} {error.type}{at_line(error.frame)}", *found.evidence[:1]),
+                ),
+                cycle,
+            )
+            return
+
+
 def _left_out(rank: RankState, awaited: Operation, *, reached: int | None) -> bool:
     """Say whether a rank made a call in each step before the one in which it is awaited, and is in a later one."""
     made = [o.step for o in rank.operations if o.label == awaited.label and o.step is not None]
@@ -1004,5 +1048,6 @@ RULES: Declared = (
     Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.WAIT, Stage.LATE), refine=explain_exit),
     Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.RISK,), refine=explain_caught_exit),
     Refinement(kinds=KINDS, causes=("p2p-unmatched",), stages=(Stage.WAIT,), refine=explain_message),
+    Refinement(kinds=KINDS, causes=("group-order-inversion",), stages=(Stage.WAIT,), refine=explain_dead_thread),
     Refinement(kinds=KINDS, causes=("size-mismatch",), stages=(Stage.BROKEN_MESSAGE,), refine=explain_size),
 )

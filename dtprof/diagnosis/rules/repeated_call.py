@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.open_collectives import operation_at
 from dtprof.diagnosis.parting_calls import (
     AGAIN,
     OTHER_ROUND_ADVICE,
@@ -21,6 +22,7 @@ from dtprof.diagnosis.parting_calls import (
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
+from dtprof.job.group_collectives import SIZES_AGREE
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import Repetition, find_repetition, usual_operation
 
@@ -31,16 +33,22 @@ MAX_ASKED = 64
 def find_repeated(case: Case) -> Iterator[Finding]:
     """Give the finding for ranks that made calls of a round again, which leaves their own pattern.
 
-    Others wait where that rank went on in its earlier rounds, and keep to their patterns. Where most made the calls
-    again, the few left them out.
+    Others wait where that rank went on in its earlier rounds, or were there at the position of the repeated call, and
+    keep to their patterns. Where most made the calls again, the few left them out.
     """
     job = case.job
     waiting = _waiting_in_collectives(job)
     for repeated in _find_repetitions(job, waiting):
         usual = next(iter(repeated.values())).usual
-        others = {rank: o for rank, o in waiting.items() if rank not in repeated and o.label == usual.label}
+        met = {rank: _met_by(job.ranks[rank], o, next(iter(repeated.values()))) for rank, o in waiting.items()}
+        others = {rank: waiting[rank] for rank, o in met.items() if rank not in repeated and o.label == usual.label}
         kept = [usual_operation(job.ranks[rank].operations, o) is None for rank, o in [*others.items()][:2]]
-        if kept and all(kept) and len(repeated) <= len(others) and not _may_have_gone_past(job, repeated, others):
+        if (
+            kept
+            and all(kept)
+            and len(repeated) <= len(others)
+            and not _may_have_gone_past(job, repeated, met, min(others))
+        ):
             yield _finding(job, repeated, others)
             return
 
@@ -81,17 +89,27 @@ def find_ahead(case: Case) -> Iterator[Finding]:
         )
 
 
+def _met_by(rank: RankState, now: Operation, again: Repetition) -> Operation:
+    """Return what another rank made where a call was repeated, if that is what usually follows; else where it waits."""
+    made = operation_at(rank, again.first.group, again.first.seq)
+    return made if made is not None and made.label == again.usual.label else now
+
+
 def _waiting_in_collectives(job: JobState) -> dict[int, Operation]:
     return {rank: o for rank, o in first_blocking_of(job, job.ranks).items() if not o.p2p}
 
 
 def _find_repetitions(job: JobState, waiting: dict[int, Operation]) -> list[dict[int, Repetition]]:
-    """Return the ranks that made calls again, those that made the same together, the most ranks first."""
-    counted = Counter((o.group, o.seq, o.label) for o in waiting.values())
+    """Return the ranks that made calls again, those that made the same together, the most ranks first.
+
+    Asked are ranks at another place than most; so are those at one line whose sizes differ, of which one may be behind.
+    """
+    places = {rank: (o.group, o.seq, o.label, o.op in SIZES_AGREE and o.numel) for rank, o in waiting.items()}
+    counted = Counter(places.values())
     most = max(counted.values(), default=0)
     is_one = sum(count == most for count in counted.values()) == 1
     usual = next((place for place, count in counted.items() if count == most and is_one), None)
-    asked = [rank for rank, o in waiting.items() if (o.group, o.seq, o.label) != usual][:MAX_ASKED]
+    asked = [rank for rank, place in places.items() if place != usual][:MAX_ASKED]
     found: dict[object, dict[int, Repetition]] = {}
     for rank in asked:
         if (again := find_repetition(job.ranks[rank].operations)) is not None:
@@ -99,20 +117,22 @@ def _find_repetitions(job: JobState, waiting: dict[int, Operation]) -> list[dict
     return sorted(found.values(), key=len, reverse=True)
 
 
-def _may_have_gone_past(job: JobState, repeated: dict[int, Repetition], others: dict[int, Operation]) -> bool:
-    """Say whether the source has a way past the call in which the others wait: then a skip is as likely.
+def _may_have_gone_past(
+    job: JobState, repeated: dict[int, Repetition], met: dict[int, Operation], reference: int
+) -> bool:
+    """Say whether the source has a way past the call that others made, or wait in: then a skip is as likely.
 
     As a branch around the backward pass and the optimizer's step, or a `continue` before them.
     """
-    reference, rank = min(others), min(repeated)
-    ways = find_ways_past(job, (job.ranks[reference], others[reference]), job.ranks[rank], after=repeated[rank].first)
+    rank = min(repeated)
+    ways = find_ways_past(job, (job.ranks[reference], met[reference]), job.ranks[rank], after=repeated[rank].first)
     return any(word != AGAIN and not hangs_on_a_counter(word) for _, word in ways)
 
 
 def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, Operation]) -> Finding:
     culprits = tuple(sorted(repeated))
     first, count = repeated[culprits[0]].first, repeated[culprits[0]].count
-    awaited = others[min(others)]
+    awaited, usual = others[min(others)], repeated[culprits[0]].usual
     what = f"{first.op}{at_line(first.site)}"
     again = f"{what} again" if count == 1 else f"{plural(count, 'call')} again, from {what} on,"
     return Finding(
@@ -122,7 +142,7 @@ def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, O
         f"{operation_words(job, awaited)}.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(sorted(others)),
-        confidence=_sure(is_read=job.place_in_source(awaited.site) is not None, is_few=len(culprits) < len(others)),
+        confidence=_sure(is_read=job.place_in_source(usual.site) is not None, is_few=len(culprits) < len(others)),
         group=job.group(first.group),
         op=first.op,
         seq=first.seq,
@@ -130,7 +150,7 @@ def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, O
         call_sites=call_sites(others),
         culprit_call_sites=deviating_sites(job, {rank: one.first for rank, one in repeated.items()}, min(others)),
         evidence=(
-            f"in each earlier round {list_ranks(culprits)} went on from there to {awaited.op}{at_line(awaited.site)}, "
+            f"in each earlier round {list_ranks(culprits)} went on from there to {usual.op}{at_line(usual.site)}, "
             "as the others did now",
             "no optimizer step lies between the calls and those made again",
         ),

@@ -5,7 +5,7 @@ operations are those that the others issue a few positions later, or earlier.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -279,6 +279,8 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
             for rank, own in codes.items()
             if (shift := _more_rounds(codes[reference], own, surplus=surplus.get(rank, 0))) is not None
         }
+    if job.went_wrong and shifts and _are_all_made(job, cut, shifts):
+        return None
     if not shifts:
         early = _find_early_step(cut, reference, shortest) if clock == "step" and not job.went_wrong else None
         if early is None:
@@ -300,6 +302,12 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     if clock == "step" and not job.went_wrong and _call_alike(cut, shortest):
         return _optimizer_finding(job, group, present, culprits, seq=seq, tie=tie)
     return _finding(job, group, present, culprits, first, seq=seq, tie=tie)
+
+
+def _are_all_made(job: JobState, tables: dict[int, Array], odd: Iterable[int]) -> bool:
+    """Say whether ranks that ended made all calls of a group that the others made: they differ in their steps alone."""
+    made = {tuple(table[name].tobytes() for name in _PLACE) for table in tables.values()}
+    return len(made) == 1 and all(job.ranks[rank].finished for rank in odd)
 
 
 def _find_early_step(tables: dict[int, Array], reference: int, shortest: int) -> tuple[int, int] | None:

@@ -56,7 +56,7 @@ def find_unwaited(case: Case) -> list[Finding]:
     for group, tables in group_tables(job.ranks).items():
         for rank, table in tables.items():
             others = dict(islice(((r, other) for r, other in tables.items() if r != rank), MAX_PEERS))
-            for operation, count, waiting in _dropped(job, rank, table, others):
+            for operation, count, waiting in _dropped(job, group, rank, table, others):
                 dropped = _Dropped(group=group, operation=operation, count=count, waiting=waiting)
                 found.setdefault(operation.site, {}).setdefault(rank, dropped)
     early = _find_early_uses(job)
@@ -253,21 +253,41 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
     collectives = job.ranks[rank].collectives
     unused = (table["flags"] & (codes.ASYNC | codes.ASKED | codes.DEVICE)) == codes.ASYNC
     unused &= (table["waits"] == 0) & (table["line"] != 0) & (table["state"] != codes.FAILED)
-    barriers = np.flatnonzero(table["op"] == _BARRIER)
     found = {}
     for place in distinct(table["line"][unused]).tolist():
         here = np.flatnonzero(table["line"] == place)
         if not unused[here].all() and not _are_some_of_each_step(table["step"][here], unused[here]):
             continue
         here = here[unused[here]]
-        ends = np.searchsorted(table["step"], table["step"][here], side="right")
-        covered = np.searchsorted(barriers, here) < np.searchsorted(barriers, ends)
+        ends, covered = _ends_of_steps(table, here)
         open_ended = (ends == len(table)) & (not job.ranks[rank].finished)
         dropped = here[~covered & ~open_ended]
         operation = collectives.operation(int(table["row"][here[0]]))
         if len(dropped) and operation.op in RECEIVE_MOST and _is_of_the_program(operation):
             found[place] = collectives.operation(int(table["row"][dropped[0]])), len(dropped)
     return found
+
+
+def _ends_of_steps(table: Array, here: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Mask]:
+    """Return where the step of each place ends, and whether a barrier comes before, which waits for all."""
+    barriers = np.flatnonzero(table["op"] == _BARRIER)
+    ends = np.searchsorted(table["step"], table["step"][here], side="right")
+    return ends, np.searchsorted(barriers, here) < np.searchsorted(barriers, ends)
+
+
+def _rows_let_go_in_a_round(table: Array, place: int) -> npt.NDArray[np.int64]:
+    """Return the rows of calls of a line before one of the same round that was waited for: calls in a row, in one step.
+
+    As where handles are kept by a key that two of them share: who waits for some of a round needs the others, too.
+    """
+    here = np.flatnonzero(table["line"] == place)
+    rounds = np.cumsum(np.diff(here, prepend=-1) + np.diff(table["step"][here], prepend=table["step"][here[0]]) != 1)
+    waited = table["waits"][here] > 0
+    newest = np.full(int(rounds[-1]) + 1, -1)
+    np.maximum.at(newest, rounds[waited], here[waited])
+    _, covered = _ends_of_steps(table, here)
+    rows: npt.NDArray[np.int64] = table["row"][here[(here < newest[rounds]) & ~covered]]
+    return rows
 
 
 def _are_some_of_each_step(steps: npt.NDArray[np.int64], unused: Mask) -> bool:
@@ -313,10 +333,11 @@ def _times(count: int) -> str:
 
 
 def _dropped(
-    job: JobState, rank: int, table: Array, others: dict[int, Array]
+    job: JobState, group: GroupId, rank: int, table: Array, others: dict[int, Array]
 ) -> list[tuple[Operation, int, tuple[int, ...]]]:
     """Return operations never waited for, the first of each line, how often, and who waits there."""
     collectives = job.ranks[rank].collectives
+    sees_all = job.ranks[rank].sees_questions and "gloo" in (job.group(group).backend or "")
     is_async = (table["flags"] & codes.ASYNC) != 0
     # The newest may be waited for yet; in a job that goes on, all of its step.
     open_ended = table["row"] >= table["row"][-1]
@@ -331,7 +352,9 @@ def _dropped(
         # stopped to wait for good.
         waited = table["row"][(table["line"] == place) & (table["waits"] > 0)]
         if len(waited) and (len(here) < MIN_STEPS or here["row"][0] < waited.max()):
-            continue
+            here = here[np.isin(here["row"], _rows_let_go_in_a_round(table, place))] if sees_all else here[:0]
+            if not len(here):
+                continue
         operation = collectives.operation(int(here["row"][0]))
         # Of a broadcast only the root may go on before it has ended.
         is_received = operation.op in RECEIVE_ALL or (operation.op == "broadcast" and not _is_root(rank, here, job))
@@ -372,7 +395,7 @@ def _finding(job: JobState, dropped: dict[int, _Dropped]) -> Finding:
         seq=operation.seq,
         step=operation.step,
         culprit_call_sites=call_sites({rank: own.operation for rank, own in dropped.items()}),
-        evidence=(f"{wait_words(waiting)} for the handle at the same line, {named} never did",),
+        evidence=(f"{wait_words(waiting)} for the handle at the same line, {named} did not",),
         advice=("Call wait() on the handle on every rank before the buffer is used.",),
     )
 

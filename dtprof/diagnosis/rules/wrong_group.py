@@ -40,7 +40,7 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
         usual = {r: o for r, o in peers.items() if _used_before(job, o, o.group)}
         if not usual and 2 * len(peers) > len(everyone) and _is_made_once(job, mine.site):
             usual = peers  # outside of loops one line makes no two calls, of which this could be the later one
-        if not usual and _is_of_another_axis(job, rank, mine, peers):
+        if not usual and (_is_of_another_axis(job, rank, mine, peers) or _is_alone_there(job, rank, mine, peers)):
             usual = peers
         if not usual:
             continue
@@ -70,6 +70,23 @@ def _is_of_another_axis(job: JobState, rank: int, mine: Operation, peers: dict[i
     }
     is_known = bool(peers and wrong) and len(names) == 1 and any(is_past for _, is_past in here)
     return is_known and wrong not in names | follows
+
+
+def _is_alone_there(job: JobState, rank: int, mine: Operation, peers: dict[int, Operation]) -> bool:
+    """Say whether each member of a rank's group made the call of a line, which all make once, on another group.
+
+    And all members of the group of the peers made it on that: with this rank there, each group would be whole.
+    """
+    if mine.site is None or not peers or not _is_made_once(job, mine.site):
+        return False
+    made = {
+        other.rank: {o.group for o in other.operations if (o.site, o.op) == (mine.site, mine.op)}
+        for other in job.ranks.values()
+    }
+    others = {*mine.group.ranks} - {rank}
+    return all(made.get(r) and mine.group not in made[r] for r in others) and all(
+        made.get(r) == {peer.group} for peer in peers.values() for r in {*peer.group.ranks} - {rank}
+    )
 
 
 def _newer_groups(job: JobState, rank: int, mine: Operation, everyone: dict[int, Operation]) -> dict[int, Operation]:
@@ -292,8 +309,9 @@ def _call_instead(job: JobState, member: RankState, awaited: Operation) -> Opera
     is_alike = (instead.site, instead.op) == (awaited.site, awaited.op) and instead.group != awaited.group
     if not is_alike or (following and following[0].label == awaited.label):
         return None
-    usual = [after.label for before, after in pairwise(member.operations[:at]) if before.label == awaited.label]
-    is_next = _comes_next(job, member.rank, instead) or usual[-1:] == [instead.label]
+    labels = [operation.label for operation in member.operations[:at]]
+    newest = max((i for i, label in enumerate(labels) if label == awaited.label), default=at)
+    is_next = _comes_next(job, member.rank, instead) or instead.label in labels[newest + 1 :]  # later in its round
     return instead if following or not is_next else None
 
 

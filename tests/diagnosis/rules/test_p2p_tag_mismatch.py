@@ -54,3 +54,15 @@ def test_where_tags_count_the_end_that_counts_anew_is_named_though_it_has_used_i
     message(ranks[1], "recv", 0, 400, line=5, tag=4)
     finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-tag-mismatch", (0,), (1,))
+
+
+def test_where_tags_come_in_rounds_the_end_that_leaves_their_order_is_named() -> None:
+    ranks = pair()
+    for number, tag in enumerate((0, 1, 2) * 3):
+        t = 100 * number
+        message(ranks[0], "send", 1, t, t + 9, line=4, tag=tag)
+        message(ranks[1], "recv", 0, t, t + 9, line=5, tag=tag)
+    message(ranks[0], "send", 1, 1000, line=4, tag=2)
+    message(ranks[1], "recv", 0, 1000, line=5, tag=0)
+    finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-tag-mismatch", (0,))

@@ -6,7 +6,8 @@ from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.sites import Site
-from tests.builders import RankBuilder
+from dtprof.records.tables import ThreadException
+from tests.builders import START_NS, RankBuilder
 from tests.diagnosis.judging import (
     CONNECTION_LOST,
     STEP,
@@ -706,3 +707,59 @@ def test_who_ended_a_step_with_fewer_calls_of_a_line_than_in_each_before_skipped
             rank.op("all_reduce", 3 * STEP, site=rank.site("all_reduce", line=10), step=3, nbytes=64)
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
+
+
+@pytest.mark.parametrize(("thread", "kind"), [(2, "collective-order-mismatch"), (1, "rank-skipped-collective")])
+def test_a_rank_whose_thread_is_ahead_of_a_like_call_of_another_thread_skips_nothing(thread: int, kind: str) -> None:
+    ranks = pair(3)
+    for rank in ranks:
+        main, beat = rank.site("all_reduce", line=10), rank.site("all_gather", line=20)
+        for t in range(0, 300, 100):
+            rank.op("all_reduce", t, t + 9, site=main, nbytes=40)
+            rank.op("all_gather", t + 10, t + 19, site=beat, thread=thread, nbytes=8)
+        if rank.rank == 1:
+            rank.op("all_gather", 300, site=beat, thread=thread, nbytes=8)
+        if rank.rank != 1 or thread != 1:
+            rank.op("all_reduce", 310, site=rank.site("all_reduce", line=12 if rank.rank == 1 else 10), nbytes=40)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+def test_who_has_gone_on_from_a_new_broadcast_counts_among_those_that_made_it() -> None:
+    ranks = pair(3)
+    for rank in ranks:
+        average, publish = rank.site("all_reduce", line=10), rank.site("broadcast", line=20)
+        for step in range(3):
+            for number, size in enumerate((120, 4)):
+                t = 100 * step + 10 * number
+                rank.op("all_reduce", t, t + 9, site=average, step=step, nbytes=size)
+        if rank.rank == 2:
+            rank.op("all_reduce", 300, site=average, step=3, nbytes=120)
+        else:
+            rank.op("broadcast", 300, 309 if rank.rank == 1 else None, site=publish, step=3, nbytes=120, peer=0)
+        if rank.rank == 1:
+            rank.op("broadcast", 310, site=publish, step=3, nbytes=4, peer=0)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("rank-skipped-collective", (2,), "broadcast")
+
+
+@pytest.mark.parametrize(("raised", "kind"), [(True, "rank-skipped-collective"), (False, "group-order-inversion")])
+def test_a_rank_whose_thread_died_left_out_the_calls_of_its_group(*, raised: bool, kind: str) -> None:
+    ranks = pair(3)
+    for rank in ranks:
+        reports = rank.group("reports", (0, 1, 2))
+        for t in (0, 100, 200):
+            rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=10), nbytes=64)
+            rank.op("all_reduce", t + 10, t + 19, site=rank.site("all_reduce", line=20), group=reports, thread=2)
+        if rank.rank == 2:
+            rank.op("barrier", 300, site=rank.site("barrier", line=30))
+            frame = Site(file="/home/me/train.py", line=19, function="report")
+            error = ThreadException(
+                t_ns=START_NS + 290, type="KeyError", message="loss", traceback="", frame=frame, thread="report"
+            )
+            rank.thread_exceptions += [error] * raised
+        else:
+            rank.op("all_reduce", 310, site=rank.site("all_reduce", line=20), group=reports, thread=2)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
+    assert raised == (19 in {site.line for site in finding.culprit_call_sites.values()})

@@ -98,3 +98,20 @@ def test_who_went_past_a_condition_on_a_counter_that_the_others_met_is_in_anothe
     places = {10: SourcePlace(in_loop=True, following=frozenset({("all_gather", 21)}), loops=loop), 21: report}
     finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.culprit_call_sites[1].line) == ("step-mismatch", (1,), 20)
+
+
+def test_a_call_again_that_fitted_the_next_of_the_others_is_found_before_the_sizes_that_differ_later() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        observe, average = rank.site("all_reduce", line=10), rank.site("all_reduce", line=20)
+        for step in range(4):
+            t, again = step * STEP, rank.rank == 2 and step == 3
+            calls = [(observe, 24), *[(observe, 24)] * again, (average, 24), *[(average, 8)] * (not again)]
+            for number, (site, size) in enumerate(calls):
+                done = None if again and number == 2 else t + 10 * number + 9
+                rank.op("all_reduce", t + 10 * number, done, site=site, step=step, nbytes=size)
+        if rank.rank != 2:  # gloo took the 24 bytes of rank 2 for the 8 of these
+            rank.op("all_reduce", 4 * STEP, site=observe, step=4, nbytes=24)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (2,), 10)
+    assert "train.py:20 (main)" in finding.evidence[0]

@@ -345,3 +345,18 @@ def test_calls_left_out_here_and_there_are_no_extra_calls_where_nothing_counts_r
     (finding,) = found_by("step_mismatch", build_job(ranks, exit_status=None))
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (1,), 29)
     assert "3 calls apart" in finding.summary  # and not 6, by which the next round fits
+
+
+def test_a_rank_that_ended_after_the_same_calls_of_a_group_in_fewer_steps_has_made_none_of_them_too_often() -> None:
+    ranks = [RankBuilder(rank, 4, closed=rank in (0, 2)) for rank in range(4)]
+    for rank in ranks:
+        some = rank.group("students", (1, 2, 3))
+        steps = 0
+        for turn in range(8):
+            t, leaves_out = 1000 * turn, rank.rank == 2 and turn == 4
+            rank.op("broadcast", t, t + 9, site=rank.site("broadcast", line=10), step=steps, nbytes=8)
+            if rank.rank and not leaves_out:
+                done = None if rank.rank != 2 and turn == 7 else t + 60
+                rank.op("all_reduce", t + 50, done, site=rank.site("all_reduce", line=20), step=steps, group=some)
+                steps += 1
+    assert not [f for f in found_by("step_mismatch", build_job(ranks, exit_status=None)) if f.op == "broadcast"]

@@ -48,6 +48,29 @@ def test_a_rank_that_stops_to_wait_for_good_drops_handles(waited: str, *, is_fou
     assert kinds_after_success(ranks) == (["unwaited-async"] if is_found else [])
 
 
+@pytest.mark.parametrize(
+    ("waited", "hook", "barrier", "is_found"),
+    [
+        ("wwwwdddw", "native", False, True),
+        ("wwwdwwww", "native", True, False),
+        ("wwwdwwww", "python", False, False),
+        ("wwwwwwwd", "native", False, False),  # the newest may be waited for yet
+    ],
+)
+def test_a_handle_is_dropped_where_a_later_one_of_its_round_is_waited_for(
+    waited: str, hook: str, *, barrier: bool, is_found: bool
+) -> None:
+    ranks = [RankBuilder(rank, 3, hook=hook) for rank in range(3)]
+    for rank in ranks:
+        for number, letter in enumerate(waited):
+            t, waits = 1000 + 100 * number, rank.rank != 1 or letter == "w"
+            site = rank.site("all_reduce", line=40)
+            rank.op("all_reduce", t, t + 50, is_async=True, waits=(t + 1, t + 50) if waits else None, site=site)
+        if barrier:
+            rank.op("barrier", 2000, 2010)
+    assert kinds_after_success(ranks) == (["unwaited-async"] if is_found else [])
+
+
 @pytest.mark.parametrize("lets_go", [0, 2])
 def test_who_receives_a_broadcast_has_to_wait_for_it_and_who_sends_it_has_not(lets_go: int) -> None:
     ranks = ranks_in_step(3, 1)

@@ -198,3 +198,44 @@ def test_the_one_rank_that_calls_on_a_group_of_another_size_at_a_line_made_once_
     finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
     assert (finding.kind == "wrong-group") == (kind == "wrong-group")
     assert finding.culprit_ranks == (3,) or kind != "wrong-group"
+
+
+@pytest.mark.parametrize(("in_loop", "is_found"), [(False, True), (True, False)])
+def test_of_two_that_wait_at_a_line_made_once_the_one_whose_group_nobody_else_took_is_wrong(
+    *, in_loop: bool, is_found: bool
+) -> None:
+    ranks = pair(4)
+    for rank in ranks:
+        half = rank.group(f"half{rank.rank // 2}", (rank.rank // 2 * 2, rank.rank // 2 * 2 + 1))
+        crossed = rank.group(f"crossed{rank.rank % 2}", (rank.rank % 2, rank.rank % 2 + 2))
+        rank.op("all_reduce", 0, 9, group=crossed, site=rank.site("all_reduce", line=20))
+        ends = 109 if rank.rank < 2 else None
+        rank.op(
+            "all_reduce", 100, ends, group=crossed if rank.rank == 3 else half, site=rank.site("all_reduce", line=30)
+        )
+        rank.closed = rank.rank < 2
+    place = SourcePlace(in_loop=in_loop, following=frozenset())
+    findings = decide(build_job(ranks, exit_status=None, find_place=lambda *_: place)).findings
+    assert (findings[0].kind == "wrong-group", findings[0].culprit_ranks == (3,)) == (is_found, is_found)
+
+
+@pytest.mark.parametrize(("first", "kind"), [("all", "group-order-inversion"), ("pair", "wrong-group")])
+def test_a_group_that_the_line_takes_later_in_each_round_was_entered_too_early(first: str, kind: str) -> None:
+    ranks = pair(4)
+    for rank in ranks:
+        names = {"row": (rank.rank // 2 * 2, rank.rank // 2 * 2 + 1), "column": (rank.rank % 2, rank.rank % 2 + 2)}
+        groups = {name: rank.group(f"{name}{members[0]}", members) for name, members in names.items()}
+        groups |= {"all": rank.group("all", (0, 1, 2, 3)), "pair": rank.group("pair", (0, 1, 3))}
+        site = rank.site("all_reduce", line=30)
+        if rank.rank != 2:
+            rank.op("all_reduce", 0, 9, group=groups["pair"], site=rank.site("all_reduce", line=20), nbytes=8)
+        for t in (100, 200, 300):
+            for number, name in enumerate(("row", "column", "all")):
+                rank.op("all_reduce", t + 20 * number, t + 20 * number + 9, group=groups[name], site=site, nbytes=8)
+        if rank.rank < 2:
+            rank.op("all_reduce", 400, group=groups[first if rank.rank == 1 else "row"], site=site, nbytes=8)
+        else:
+            rank.op("all_reduce", 400, 409, group=groups["row"], site=site, nbytes=8)
+            rank.op("all_reduce", 420, group=groups["column"], site=site, nbytes=8)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))

@@ -16,7 +16,7 @@ from tests.faults.corpus import faulty, healthy
 
 
 def message(value: float, size: int = 4) -> torch.Tensor:
-    return torch.full((size,), value)
+    return torch.full((size,), float(value))
 
 
 def receive(source: int, size: int = 4, tag: int = 0) -> torch.Tensor:
