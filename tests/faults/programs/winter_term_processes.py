@@ -191,8 +191,8 @@ def a_flag_polled_without_a_pause(rank: int) -> None:
     for step in range(4):
         dist.all_reduce(torch.ones(3))
         if rank == 2 and step == 2:
-            while not (folder / "ready").exists():
-                pass  # here
+            while not (folder / "ready").exists():  # here
+                pass
 
 
 @healthy()
