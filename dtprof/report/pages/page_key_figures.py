@@ -106,7 +106,8 @@ def _throughput(summary: Summary) -> KeyFigure:
     tokens, samples = (rates.tokens_per_s, rates.samples_per_s) if rates is not None else (None, None)
     per_step = rates and (rates.samples_per_step if tokens is None else rates.tokens_per_step)
     if tokens is None and samples is None:
-        return KeyFigure("Tokens per second", NOT_KNOWN, "no batch was recognised")
+        why = next(iter(summary.reasons("tokens_per_s")), "no batch was recognised")
+        return KeyFigure("Tokens per second", NOT_KNOWN, why)
     what, rate = ("Samples", samples) if tokens is None else ("Tokens", tokens)
     beside = [f"{per_step:,.0f} a step, all ranks" if per_step else ""]
     if tokens is not None and samples is not None:
@@ -170,7 +171,7 @@ def _peak_memory(summary: Summary) -> KeyFigure:
 def _slowdown(summary: Summary) -> KeyFigure:
     name = "Slowdown by stragglers"
     if not summary.stragglers:
-        value, beside = NOT_KNOWN, "no waits were measured"
+        value, beside = NOT_KNOWN, next(iter(summary.reasons("stragglers")), "no waits were measured")
         if summary.world_size == 1:
             value, beside = "none", "one rank waits for nobody"
         elif summary.stragglers is not None:

@@ -262,7 +262,7 @@ def _explain_no_straggler(summary: Summary) -> Nothing:
         return Nothing(why="The job has one rank: nobody waits for anybody.", remedy="")
     if summary.stragglers is None:
         return Nothing(
-            why="It is not known who was waited for.",
+            why=f"It is not known who was waited for{': '.join(['', *summary.reasons('stragglers')[:1]])}.",
             remedy="Waits are counted per step, in collectives that every member recorded on one clock.",
         )
     return Nothing(why="No rank holds the others up.", remedy="Waits, if any, are spread over the ranks.")
