@@ -113,9 +113,11 @@ def wait_for_more(store: Path, before: dict[str, int]) -> dict[str, int]:
     limit_s = time.monotonic() + START_S
     while time.monotonic() < limit_s:
         now = {}
-        for file in store.rglob("*"):
-            with suppress(OSError):
-                now[str(file)] = file.stat().st_mtime_ns
+        # A folder that the collector renames or removes meanwhile is left out: os.walk() passes over it, rglob() raises.
+        for folder, _, names in os.walk(store):
+            for file in (Path(folder) / name for name in ("", *names)):
+                with suppress(OSError):
+                    now[str(file)] = file.stat().st_mtime_ns
         if now != before:
             return now
         time.sleep(0.002)
