@@ -113,7 +113,7 @@ def wait_for_more(store: Path, before: dict[str, int]) -> dict[str, int]:
     limit_s = time.monotonic() + START_S
     while time.monotonic() < limit_s:
         now = {}
-        # A folder that the collector renames or removes meanwhile is left out: os.walk() passes over it, rglob() raises.
+        # os.walk() passes over a folder that the collector removes meanwhile, where rglob() raises.
         for folder, _, names in os.walk(store):
             for file in (Path(folder) / name for name in ("", *names)):
                 with suppress(OSError):
