@@ -116,7 +116,7 @@ def test_measurement_of_many_small_ones_leaves_half_of_the_time_to_the_next() ->
 
 
 def test_all_measures_what_its_parts_measure() -> None:
-    parts = [one for name, measurements in PARTS.items() if name != "all" for one in measurements]
+    parts = [measurement for name, measurements in PARTS.items() if name != "all" for measurement in measurements]
     assert set(PARTS["all"]) == set(parts)
 
 

@@ -292,9 +292,9 @@ def page(said: Mapping[str, Mapping[str, Any]]) -> str:
         parts.append(f"### `{job.name}_job.py`: {job.wrong}")
         for name, tool in TOOLS.items():
             answers = [one for one in said.get(name, {}).get("said", []) if one["job"] == job.name]
-            for one in answers:
-                parts.append(f"{tool.title} {said[name]['version']}, `{one['command']}`:")
-                parts.append(f"```text\n{one['printed']}\n```")
+            for answer in answers:
+                parts.append(f"{tool.title} {said[name]['version']}, `{answer['command']}`:")
+                parts.append(f"```text\n{answer['printed']}\n```")
     return "\n\n".join(parts)
 
 

@@ -227,7 +227,7 @@ def _of_operations(
             f"another rank began, by up to {format_ns(most)}: a clock jumped, or clocks taken for one are not. "
             "The shortest duration seen stands for the transfer there"
         )
-    estimated = sum(one.estimated - one.uncertain - one.impossible for one in reductions)
+    estimated = sum(reduction.estimated - reduction.uncertain - reduction.impossible for reduction in reductions)
     if estimated:
         caveats.append(
             f"wait_ns: for {plural(estimated, 'operation')} not every member's arrival is known on one clock; the "

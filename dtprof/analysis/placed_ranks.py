@@ -280,17 +280,17 @@ def _length_ns(rank: SteppedRank) -> int:
 def _shift(shifts: Column, intervals: Sequence[Intervals]) -> Intervals:
     if len(intervals) == 1:
         return intervals[0]
-    return np.concatenate(intervals) + np.repeat(shifts, [len(one) for one in intervals])[:, np.newaxis]
+    return np.concatenate(intervals) + np.repeat(shifts, [len(interval) for interval in intervals])[:, np.newaxis]
 
 
 def _join_matched(parts: Sequence[MatchedOperations], bounds: Sequence[int]) -> MatchedOperations:
     if len(parts) == 1:
         return parts[0]
     return MatchedOperations(
-        channels=[channel for one in parts for channel in one.channels],
+        channels=[channel for part in parts for channel in part.channels],
         rows=[rows + begin for one, begin in zip(parts, bounds, strict=False) for rows in one.rows],
-        seqs=[seqs for one in parts for seqs in one.seqs],
-        unmatched=sum(one.unmatched for one in parts),
+        seqs=[seqs for part in parts for seqs in part.seqs],
+        unmatched=sum(part.unmatched for part in parts),
     )
 
 
@@ -298,9 +298,9 @@ def _join_blocked(parts: Sequence[Blocked]) -> Blocked:
     if len(parts) == 1:
         return parts[0]  # only a rank that is batched alone has covered times
     return Blocked(
-        call=np.concatenate([one.call for one in parts]),
-        wait=np.concatenate([one.wait for one in parts]),
-        known=np.concatenate([one.known for one in parts]),
-        counts=np.concatenate([one.counts for one in parts]),
-        of_steps=np.concatenate([one.of_steps for one in parts]),
+        call=np.concatenate([part.call for part in parts]),
+        wait=np.concatenate([part.wait for part in parts]),
+        known=np.concatenate([part.known for part in parts]),
+        counts=np.concatenate([part.counts for part in parts]),
+        of_steps=np.concatenate([part.of_steps for part in parts]),
     )

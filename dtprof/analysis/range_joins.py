@@ -34,20 +34,20 @@ class OfRange(Generic[Found]):
 
 def join_steps(parts: Sequence[OfRange[RankSteps]], newest: RankSteps) -> RankSteps:
     """Return the steps of a rank; `newest` says how many there are."""
-    inside = [one.found.used(one.first, one.last) for one in parts]
+    inside = [part.found.used(part.first, part.last) for part in parts]
     return replace(
         newest,
         numbers=np.concatenate([newest.numbers[:0], *(numbers for numbers, _ in inside)]),
         windows=np.concatenate([newest.windows[:0], *(windows for _, windows in inside)]),
-        threads=tuple(sorted({thread for one in parts for thread in one.found.threads})),
-        traced=tuple(sorted({span for one in parts for span in one.found.traced})),
+        threads=tuple(sorted({thread for part in parts for thread in part.found.threads})),
+        traced=tuple(sorted({span for part in parts for span in part.found.traced})),
     )
 
 
 def join_pipelines(parts: Sequence[OfRange[RankPipeline]], *, world_size: int) -> RankPipeline:
     """Return the actions of a rank in the pipeline that it was in last."""
     newest = parts[-1].found
-    alike = [one for one in parts if one.found.key == newest.key]
+    alike = [part for part in parts if part.found.key == newest.key]
     chosen = [(one.found, (one.found.steps >= one.first) & (one.found.steps <= one.last)) for one in alike]
     actions = [
         one.found.actions[(one.found.actions["step"] >= one.first) & (one.found.actions["step"] <= one.last)]
@@ -71,21 +71,22 @@ def join_pipelines(parts: Sequence[OfRange[RankPipeline]], *, world_size: int) -
 
 def join_consumption(parts: Sequence[OfRange[RankConsumption]]) -> RankConsumption:
     """Return the consumption of a rank in all these steps."""
-    steps = np.concatenate([np.arange(one.first, one.last + 1) for one in parts])
+    steps = np.concatenate([np.arange(part.first, part.last + 1) for part in parts])
     values = np.concatenate(
         [
             np.stack(
-                [one.found.at(np.arange(one.first, one.last + 1), i) for i in range(one.found.values.shape[1])], axis=1
+                [part.found.at(np.arange(part.first, part.last + 1), i) for i in range(part.found.values.shape[1])],
+                axis=1,
             )
-            for one in parts
+            for part in parts
         ]
     )
     changes = np.flatnonzero(np.concatenate(([True], (values[1:] != values[:-1]).any(axis=1))))
     return RankConsumption(
         steps=steps[changes],
         values=values[changes],
-        unclear=frozenset[Sharing]().union(*(one.found.unclear for one in parts)),
-        sequence_first=any(one.found.sequence_first for one in parts),
+        unclear=frozenset[Sharing]().union(*(part.found.unclear for part in parts)),
+        sequence_first=any(part.found.sequence_first for part in parts),
     )
 
 

@@ -215,9 +215,9 @@ def _own(tables: RankTables, rows: Array) -> Array:
 
 def _join_all_steps(parts: Sequence[OfRange[RankSteps]]) -> RankSteps:
     """Return the steps of a rank by the first rule that any range meets."""
-    met = {one.found.rule for one in parts if one.found.count}
+    met = {part.found.rule for part in parts if part.found.count}
     rule = next((rule for rule in RULES if rule in met), parts[-1].found.rule)
-    of_rule = [one for one in parts if one.found.rule == rule]
+    of_rule = [part for part in parts if part.found.rule == rule]
     joined = join_steps(of_rule, of_rule[-1].found)
     return replace(joined, count=max(one.found.count for one in of_rule))
 

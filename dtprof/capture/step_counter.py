@@ -94,9 +94,11 @@ class CountedSteps:
 
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         with torch._C.DisableTorchFunction():  # a program may watch what is asked of its tensors
-            held = [optimizer.state[one].get("step") for one in parameters[:1] if one in optimizer.state]
+            held = [
+                optimizer.state[parameter].get("step") for parameter in parameters[:1] if parameter in optimizer.state
+            ]
             steps = 0 if not optimizer.state else _number_of_steps(held[0]) if held else None
-            elements = sum(one.numel() for one in parameters)
+            elements = sum(parameter.numel() for parameter in parameters)
         if steps is not None:
             recorder.write_entry(timed_entry("optimizer", steps=steps, parameters=len(parameters), elements=elements))
 

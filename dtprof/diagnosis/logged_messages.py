@@ -67,7 +67,7 @@ def arguments_of(source: str, op: str) -> tuple[int | None, int | None]:
     call = _parsed(source[found.start() :])
     if call is None:
         return None, None
-    given = {one.arg: one.value for one in call.keywords}
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
     peer = next((given[name] for name in PEERS[op] if name in given), call.args[1] if len(call.args) > 1 else None)
     tag = given.get("tag", call.args[3] if len(call.args) > 3 else None)
     return _number(peer), _number(tag)
@@ -79,7 +79,7 @@ def plain_broadcast(source: str) -> tuple[bool, int | None]:
     call = _parsed(source[found.start() :]) if found else None
     if call is None or len(call.args) > 2:
         return False, None
-    given = {one.arg: one.value for one in call.keywords}
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
     root = given.get("src", call.args[1] if len(call.args) > 1 else None)
     return set(given) <= {"src", "tensor"}, _number(root)
 

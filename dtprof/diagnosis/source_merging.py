@@ -15,7 +15,7 @@ from dtprof.formatting import plural
 from dtprof.job.issued_operations import RankOperations
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
-BY_POSITION = (*(one.name for one in fields(RankOperations)), "groups")
+BY_POSITION = (*(field.name for field in fields(RankOperations)), "groups")
 """Fields of a rank that must come from one source, with all that they count."""
 
 

@@ -37,7 +37,7 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
         findings += _find_all(case, Stage.BESIDE_CRASH)
     elif findings and job.stalled:
         # A hang hides faults of other groups that completed before it; those that it explains are known already.
-        known = {(one.kind, one.group, one.seq) for one in findings}
+        known = {(finding.kind, finding.group, finding.seq) for finding in findings}
         beside = _find_all(case, Stage.BESIDE_HANG)
         findings += [one for one in beside if (one.kind, one.group, one.seq) not in known]
     left_open = () if findings else tuple(text for rule in RULES for text in rule.leave_open(case))
@@ -94,7 +94,7 @@ def _find_causes(whole: Case) -> tuple[list[Finding], dict[int, Operation]]:
         if causes and not (explained and {*cause.culprit_ranks, *cause.waiting_ranks} & to_explain):
             break
         causes.append((cause, explained))
-        others = [one for one in others if (one.kind, one.culprit_ranks) != (cause.kind, cause.culprit_ranks)]
+        others = [other for other in others if (other.kind, other.culprit_ranks) != (cause.kind, cause.culprit_ranks)]
         others += first[1:]
         case = Case(case.job.without(explained.union(cause.culprit_ranks)))
         unexplained = find_unexplained_waits(case.job)

@@ -70,11 +70,11 @@ def _joined(groups: dict[Key, Fronts]) -> dict[Key, Fronts]:
 
 def one_number_for_many(timeouts: list[Timeout]) -> bool:
     """Say whether lines of several processes carry the same rank of a group, and nothing else tells them apart."""
-    if not all(one.rank_in_group for one in timeouts):
+    if not all(timeout.rank_in_group for timeout in timeouts):
         return False
     streams: dict[int | None, set[str]] = {}
-    for one in timeouts:
-        streams.setdefault(one.group_rank, set()).add(one.stream)
+    for timeout in timeouts:
+        streams.setdefault(timeout.group_rank, set()).add(timeout.stream)
     return any(len(names) > 1 for names in streams.values())
 
 
@@ -84,9 +84,9 @@ def group_at(key: Key, ranks: set[int]) -> Group | None:
 
 def usual_front(fronts: Fronts) -> Timeout:
     """Return the operation most ranks are in."""
-    places = [(one.timeout.seq, one.timeout.op) for one in fronts.values()]
+    places = [(front.timeout.seq, front.timeout.op) for front in fronts.values()]
     chosen = max(places, key=places.count)
-    return next(one.timeout for one in fronts.values() if (one.timeout.seq, one.timeout.op) == chosen)
+    return next(front.timeout for front in fronts.values() if (front.timeout.seq, front.timeout.op) == chosen)
 
 
 def operation_of(timeout: Timeout) -> str | None:
@@ -105,8 +105,8 @@ def place_of(timeout: Timeout) -> str:
 
 def is_ambiguous(fronts: Fronts) -> bool:
     """Say whether one name covers several groups: the same rank of a group on several global ranks."""
-    ranks = [one.timeout.group_rank for one in fronts.values() if one.progress is None] + [
-        one.progress.group_rank for one in fronts.values() if one.progress is not None
+    ranks = [front.timeout.group_rank for front in fronts.values() if front.progress is None] + [
+        front.progress.group_rank for front in fronts.values() if front.progress is not None
     ]
     return len(ranks) != len(set(ranks))
 
@@ -127,11 +127,11 @@ def group_size(job: LoggedJob, fronts: Fronts) -> tuple[int, bool]:
 def _reported_size(job: LoggedJob, fronts: Fronts) -> tuple[int, bool]:
     least = max(fronts) + 1
     ratios = set()
-    for one in fronts.values():
-        big, small = max(one.timeout.numel_in or 0, one.timeout.numel_out or 0), one.timeout.numel_in or 0
-        if operation_of(one.timeout) == "reduce_scatter":
-            small = one.timeout.numel_out or 0
-        if operation_of(one.timeout) in ("all_gather", "reduce_scatter") and small and big % small == 0:
+    for front in fronts.values():
+        big, small = max(front.timeout.numel_in or 0, front.timeout.numel_out or 0), front.timeout.numel_in or 0
+        if operation_of(front.timeout) == "reduce_scatter":
+            small = front.timeout.numel_out or 0
+        if operation_of(front.timeout) in ("all_gather", "reduce_scatter") and small and big % small == 0:
             ratios.add(big // small)
     if len(ratios) == 1 and (size := ratios.pop()) >= least:
         return size, True

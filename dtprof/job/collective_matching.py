@@ -361,7 +361,7 @@ def describe_operations(
     lengths = [len(one.every_row) for one in matched]
     of_each = functools.partial(np.repeat, repeats=lengths)
     some = np.concatenate([one.every_row for one in matched]) + of_each(batch.operations.bounds[:-1])
-    ranks = of_each([one.rank for one in tables])
+    ranks = of_each([table.rank for table in tables])
     duration = duration_of(operations)
     duration[operations["done_ns"] == UNKNOWN_NS] = FAR
     start = start_of(operations)[some]
@@ -371,7 +371,7 @@ def describe_operations(
         "first_start": start,
         "last_start": start,
         "min_duration": duration[some],
-        "op": np.minimum(operations["op"][some], of_each([len(one.ops) for one in tables])),
+        "op": np.minimum(operations["op"][some], of_each([len(table.ops) for table in tables])),
         "api": np.concatenate([one.of_operation for one in apis])[some],
         "first_rank": ranks,
         "last_rank": ranks,

@@ -79,8 +79,8 @@ def batch_ranks(tables: Sequence[RankTables]) -> RankBatch:
     """Join ranks into one batch; one at least."""
     return RankBatch(
         tables=tables,
-        operations=_rows(tables, [one.operations for one in tables], sound_operations),
-        spans=_rows(tables, [one.spans for one in tables], sound_spans),
+        operations=_rows(tables, [table.operations for table in tables], sound_operations),
+        spans=_rows(tables, [table.spans for table in tables], sound_spans),
     )
 
 

@@ -90,7 +90,7 @@ def _may_fail_alone(
     if by_some - compared:
         return True
     # A raise under a condition on the rank is compared as a divergence, and is not reported twice.
-    raised = {ast.unparse(_called(one.exc)) for one in nodes if isinstance(one, ast.Raise) and one.exc is not None}
+    raised = {ast.unparse(_called(node.exc)) for node in nodes if isinstance(node, ast.Raise) and node.exc is not None}
     if handler is not None and handler.type is not None and ast.unparse(handler.type) in raised:
         return False
     calls = [node for node in nodes if isinstance(node, ast.Call)]
@@ -114,5 +114,5 @@ def _is_harmless(call: ast.Call) -> bool:
 
 def _is_deterministic(handler: ast.ExceptHandler) -> bool:
     types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    names = [ast.unparse(one).rpartition(".")[2] for one in types if one is not None]
+    names = [ast.unparse(type_).rpartition(".")[2] for type_ in types if type_ is not None]
     return bool(names) and all(name in vocabulary.DETERMINISTIC for name in names)

@@ -127,7 +127,7 @@ def _is_fixed(loop: ast.stmt, counters: frozenset[str]) -> bool:
     call = loop.iter if isinstance(loop, ast.For) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "range":
         return False
-    return all(isinstance(one, ast.Constant) or _hangs_on(one, counters) for one in call.args)
+    return all(isinstance(arg, ast.Constant) or _hangs_on(arg, counters) for arg in call.args)
 
 
 def _hangs_on(test: ast.expr, counters: frozenset[str]) -> bool:
@@ -205,7 +205,11 @@ def _take(
                     within = replace(within, by_rank=(statement.lineno, *within.by_rank))
             elif isinstance(statement, ast.Try) and body is statement.body:
                 word = "except that leads to another attempt" if _is_attempt(statement) and inside.in_loop else "except"
-                caught = [(one.lineno, word) for one in statement.handlers if not isinstance(one.body[-1], ast.Raise)]
+                caught = [
+                    (handler.lineno, word)
+                    for handler in statement.handlers
+                    if not isinstance(handler.body[-1], ast.Raise)
+                ]
                 within = replace(within, ways_past=tuple(dict.fromkeys((*within.ways_past, *caught))))
             elif isinstance(statement, ast.Try) and body is statement.finalbody:
                 within = replace(within, handler=(body[0].lineno, True))

@@ -130,7 +130,7 @@ def catches(handler: ast.ExceptHandler, node: ast.Raise) -> bool:
         return True
     raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
     types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return raised is not None and any(_is_kind_of(ast.unparse(raised), ast.unparse(one)) for one in types)
+    return raised is not None and any(_is_kind_of(ast.unparse(raised), ast.unparse(type_)) for type_ in types)
 
 
 def _is_kind_of(raised: str, caught: str) -> bool:

@@ -29,7 +29,11 @@ def check(function: Function, scopes: Scopes, sequences: Sequences) -> Iterator[
         return
     try:
         by_rank = [sequences.of_rank(function, rank) for rank in range(NUM_RANKS)]
-        divergences = [one for one in find_divergences(by_rank) if not _is_called_back(one, function, sequences)]
+        divergences = [
+            divergence
+            for divergence in find_divergences(by_rank)
+            if not _is_called_back(divergence, function, sequences)
+        ]
         if divergences and not sequences.is_called_with_own_rank(function):
             divergences = []
         found = [_finding(function, divergence) for divergence in divergences]

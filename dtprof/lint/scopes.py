@@ -148,7 +148,7 @@ class Scope:
             return choose(self.test(node.test), self.value(node.body), self.value(node.orelse))
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
             kinds = {ast.Tuple: lambda *a: a, ast.List: lambda *a: list(a), ast.Set: lambda *a: set(a)}
-            return elementwise(kinds[type(node)], [self.value(one) for one in node.elts]) if node.elts else same([])
+            return elementwise(kinds[type(node)], [self.value(elt) for elt in node.elts]) if node.elts else same([])
         if isinstance(node, ast.Subscript):
             return self._subscript(node)
         if isinstance(node, ast.NamedExpr):
@@ -341,8 +341,8 @@ class Scope:
         if len(function.body) <= 30:
             self._scopes.bind(scope)
         result: Value | None = None
-        for one in returns:
-            result = prefer(result, scope.value(one.value))  # type: ignore[arg-type]
+        for return_ in returns:
+            result = prefer(result, scope.value(return_.value))  # type: ignore[arg-type]
         return result
 
 

@@ -71,7 +71,7 @@ class Sequences:
         self._running.discard(function)
         count = sum(1 for token in found for _ in token.operations())
         if count > MAX_INLINED:
-            first = next(one for token in found for one in token.operations())
+            first = next(operation for token in found for operation in token.operations())
             found = (Token(OP, name=f"{function.name}()", place=first.place),)
         self._issued[function] = found
         return found
@@ -107,7 +107,7 @@ class Sequences:
 
     def is_called_with_own_rank(self, function: Function) -> bool:
         """Say whether a parameter with the name of a rank may be the caller's own rank, by the calls in the files."""
-        names = [one.arg for one in function.arguments if one.arg in vocabulary.RANK_NAMES]
+        names = [argument.arg for argument in function.arguments if argument.arg in vocabulary.RANK_NAMES]
         if not names:
             return True
         skipped = 1 if function.owner is not None and function.parent is not None and not function.parent.node else 0

@@ -220,7 +220,7 @@ class Walker:
             return self._short_circuit(node, conditions)
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-            before = tuple(t for one in node.generators for t in self.expression(one.iter, conditions))
+            before = tuple(t for generator in node.generators for t in self.expression(generator.iter, conditions))
             inner = tuple(token for part in parts for token in self.expression(part, conditions))
             return (*before, Token(LOOP, inner=(inner,))) if inner else before
         parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
@@ -299,5 +299,5 @@ def _is_generator(function: Function) -> bool:
     if function.node is None:
         return False
     names = {ast.unparse(one).rpartition(".")[2] for one in function.node.decorator_list}
-    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in own_nodes(function))
+    yields = any(isinstance(node, ast.Yield | ast.YieldFrom) for node in own_nodes(function))
     return yields and not names & {"contextmanager", "asynccontextmanager"}

@@ -114,7 +114,7 @@ class RemoteFiles:
             NotARunError: the source cannot be read.
         """
         place = self.place
-        stale = [one for files in self.files.values() for one in files if not _is_current(place / one.name, one)]
+        stale = [file for files in self.files.values() for file in files if not _is_current(place / file.name, file)]
         if stale:
             with _translated(self.url):
                 file_system = _open(self.url)[0]

@@ -91,7 +91,7 @@ class RunIndex:
             NotARunError: the folder cannot be read.
         """
         facts = [_facts(row) for row in self._current()]
-        chosen = [one for one in facts if wanted.takes(one)]
+        chosen = [fact for fact in facts if wanted.takes(fact)]
         return sorted(chosen, key=lambda one: (-one.started_ns, one.name))
 
     def put_step(self, facts: RunFacts, step_ns: float | None) -> RunFacts:

@@ -81,7 +81,7 @@ def compare(folder: Path, job: str) -> list[Figure]:
     layout, *options = job.split(",")
     figures = _list_figures(*record(folder, layout, *options), is_pipeline=layout == "pipeline")
     small_ns = max(SMALL_NS, *(LOOSE.get(option, 0) for option in ("", *options)))
-    return [replace(one, small_ns=small_ns) for one in figures]
+    return [replace(figure, small_ns=small_ns) for figure in figures]
 
 
 def _list_figures(summary: Summary, tasks: Sequence[Sequence[Mapping[str, Any]]], *, is_pipeline: bool) -> list[Figure]:

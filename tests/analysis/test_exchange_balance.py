@@ -60,17 +60,17 @@ def test_load_of_experts_is_that_of_the_uneven_side(back: bool) -> None:
     assert (found.busiest_rank, found.busiest_share) == (1, 0.75)
     to_experts = [(40, 20), (40, 60)]  # sent and received by each rank
     expected = [(sent + back * received, received + back * sent) for sent, received in to_experts]
-    assert [(one.sent_bytes_per_step, one.received_bytes_per_step) for one in found.members] == [
+    assert [(member.sent_bytes_per_step, member.received_bytes_per_step) for member in found.members] == [
         (WIDTH * sent, WIDTH * received) for sent, received in expected
     ]
-    assert [one.load for one in found.members] == [0.5, 1.5]
+    assert [member.load for member in found.members] == [0.5, 1.5]
 
 
 def test_experts_in_turn_are_uneven_in_each_exchange_though_not_over_the_run() -> None:
     other = [[30, 10], [30, 10]]
     (found,) = summarise(training([HOT, other] * 3)).exchanges
     assert found.imbalance == 1.5
-    assert {one.load for one in found.members} == {1.0}
+    assert {member.load for member in found.members} == {1.0}
 
 
 def test_even_steps_count_as_such() -> None:

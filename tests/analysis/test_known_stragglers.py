@@ -41,7 +41,7 @@ def test_two_stragglers_are_reported_with_what_mending_each_and_both_gains(seed:
     first, second = (int(rank) for rank in random.choice(8, 2, replace=False))
     job = dataclasses.replace(JOB, overlapped=bool(seed % 2), seed=seed, slow={first: 1.9, second: 1.5})
     summary, truth = analyse(tmp_path, job)
-    listed = {one.rank: one for one in summary.stragglers}
+    listed = {straggler.rank: straggler for straggler in summary.stragglers}
     assert list(listed) == [first, second]
     step = mean_step(truth, summary.steps.used)
     for rank in (first, second):
@@ -67,8 +67,8 @@ def test_all_ranks_of_a_slow_host_are_listed_and_the_host_is_the_cause(tmp_path:
     )
     slow = dataclasses.replace(job, spells=(Spell(ranks=job.ranks_on(2), factor=1.6),))
     summary, truth = analyse(tmp_path, slow)
-    assert sorted(one.rank for one in summary.stragglers) == [4, 5]
-    assert {one.cause for one in summary.stragglers} == {"host host-2: all of its ranks are slow"}
+    assert sorted(straggler.rank for straggler in summary.stragglers) == [4, 5]
+    assert {straggler.cause for straggler in summary.stragglers} == {"host host-2: all of its ranks are slow"}
     step = mean_step(truth, summary.steps.used)
     together = gain_of(job, truth, summary)
     assert summary.stragglers[-1].together_ns_per_step == pytest.approx(together, abs=MAX_LAG_ERROR * step)
@@ -104,7 +104,7 @@ def test_a_clock_that_jumps_is_reported_and_the_rest_analysed(jump_ns: int, *, m
     assert any(caveat.startswith("clock_error_ns") and "may have jumped" in caveat for caveat in summary.cannot_tell)
     assert summary.clock_error_ns is not None
     assert summary.clock_error_ns >= abs(jump_ns) / 20
-    assert [one.rank for one in summary.stragglers] in ([], [1])
+    assert [straggler.rank for straggler in summary.stragglers] in ([], [1])
     for rank in summary.ranks:
         assert rank.partition_ns is not None
         assert sum(rank.partition_ns.values()) == rank.step_ns

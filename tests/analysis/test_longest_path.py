@@ -97,4 +97,4 @@ def test_a_message_leads_to_its_sender() -> None:
         "backward": 40,
         "optimizer": 10,
     }
-    assert {one.op: one.transfer_ns // MS for one in found.operations} == {"all_reduce": 5, "recv": 5}
+    assert {operation.op: operation.transfer_ns // MS for operation in found.operations} == {"all_reduce": 5, "recv": 5}

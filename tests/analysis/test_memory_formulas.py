@@ -106,7 +106,7 @@ def test_state_stands_beside_the_formula_of_how_it_is_spread(
     assert (formula.scheme, formula.shards, formula.state_formula_bytes) == (scheme, 4, expected)
     held = 2 * parameters + state + (P if scheme == "zero2" else 0)  # what is gathered counts for ZeRO-2
     assert formula.state_bytes == held
-    assert [one.holds for one in summary.memory_assumptions] == [True, True, True]
+    assert [assumption.holds for assumption in summary.memory_assumptions] == [True, True, True]
     assert formula.activation_formula_bytes is None
     assert not any(caveat.startswith("activation formula") for caveat in summary.cannot_tell)  # nothing is amiss
 
@@ -129,9 +129,9 @@ def test_tensor_parallel_layers_of_unknown_sizes_are_reported() -> None:
 def test_other_optimizers_and_frozen_parameters_break_an_assumption() -> None:
     ddp = [("all_reduce", "ddp", "ddp bucket 0, 4 MiB")]
     momentum = holding(ddp, parameters=4 * P, state=4 * P)
-    assert [one.holds for one in momentum.memory_assumptions] == [True, False, True]
+    assert [assumption.holds for assumption in momentum.memory_assumptions] == [True, False, True]
     frozen = holding(ddp, parameters=4 * P, gradients=P, state=8 * P)
-    assert [one.holds for one in frozen.memory_assumptions] == [True, True, False]
+    assert [assumption.holds for assumption in frozen.memory_assumptions] == [True, True, False]
     # 2P bytes of 16-bit values, 12P of 32-bit copy and moments
     mixed = holding(ddp, parameters=2 * P, state=12 * P)
     assert mixed.ranks[0].memory_formula is not None

@@ -72,7 +72,7 @@ def placed(rank: int, call: Intervals, *, busy: Intervals = NONE) -> SteppedRank
 
 
 def ranks_of_batches(*ranks: SteppedRank) -> list[list[int]]:
-    return [[one.placed.tables.rank for one in batch.ranks] for batch in batches_in_turn(ranks, OperationInstances())]
+    return [[rank.placed.tables.rank for rank in batch.ranks] for batch in batches_in_turn(ranks, OperationInstances())]
 
 
 def test_stretches_of_ranks_follow_one_another_without_touching() -> None:
@@ -80,7 +80,7 @@ def test_stretches_of_ranks_follow_one_another_without_touching() -> None:
     ranks = [placed(0, np.array([[100, 110], [130, 150]])), placed(1, np.array([[120, 160]]))]
     (batch,) = batches_in_turn(ranks, OperationInstances())
     assert batch.begins.tolist() == [0, 51]
-    assert batch.on_axis([one.placed.blocked.call for one in ranks]).tolist() == [[0, 10], [30, 50], [51, 91]]
+    assert batch.on_axis([rank.placed.blocked.call for rank in ranks]).tolist() == [[0, 10], [30, 50], [51, 91]]
     assert batch.place_times(batch.operations["issued_ns"]).tolist() == [0, 30, 51]
     assert [(own.start, own.stop) for own in batch.stretches(np.array([0, 10, 30, 50, 51, 91]))] == [(0, 4), (4, 6)]
 

@@ -63,7 +63,7 @@ def differences(run: Path, ranges: list[tuple[int, int]]) -> dict[str, Any]:
         whole = summarise(open_run(run))
     assert not ranges
     found = summarise(open_run(run))
-    names = [one.name for one in dataclasses.fields(Summary)]
+    names = [field.name for field in dataclasses.fields(Summary)]
     unlike = {name: (getattr(found, name), getattr(whole, name)) for name in names}
     return {name: pair for name, pair in unlike.items() if pair[0] != pair[1]}
 

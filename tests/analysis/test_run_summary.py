@@ -75,7 +75,7 @@ def test_steps_after_a_gap_keep_their_numbers_and_those_between_dilute_nothing()
     assert has_caveat(summary, "4 more are known of every rank, but some between were dropped")
     assert list(summary.step_series[0].steps) == [*range(2, 6), *range(52, 63)]
     assert set(summary.step_series[0].duration_ns) == {100 * MS}
-    assert [(one.rank, one.blame_ns_per_step) for one in summary.stragglers] == [(1, 20 * MS)]
+    assert [(straggler.rank, straggler.blame_ns_per_step) for straggler in summary.stragglers] == [(1, 20 * MS)]
 
 
 def test_a_healthy_run_is_complete_and_used_from_the_second_step() -> None:

@@ -540,7 +540,7 @@ def evil_summary() -> Summary:
         hook=EVIL,
         groups=(GroupResult(name="0", description=EVIL, ranks=(0, 1), axis=EVIL),),
         ranks=tuple(replace(rank, ended="finished" if rank.rank else EVIL) for rank in summary.ranks),
-        collectives=tuple(replace(one, op=EVIL, api=EVIL) for one in summary.collectives),
+        collectives=tuple(replace(collective, op=EVIL, api=EVIL) for collective in summary.collectives),
         timeline=Timeline(
             first_step=1, last_step=1, origin_ns=0, end_ns=MS, intervals=(interval, prototype), left_out=0
         ),

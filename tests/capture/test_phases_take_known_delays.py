@@ -72,7 +72,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
         assert "Exception ignored" not in job.stderr
         run = open_run(folder / "run")
         tables = tuple(run.load(rank) for rank in range(ranks))
-        assert [(one.errors, one.notes) for one in tables] == [(0, ())] * ranks
+        assert [(table.errors, table.notes) for table in tables] == [(0, ())] * ranks
         return Recorded(tables=tables, summary=summarise(run))
 
     def record(program: str, *arguments: str, ranks: int = 1, native: bool = True) -> Recorded:

@@ -93,11 +93,11 @@ def test_a_run_that_grows_at_the_collector_is_read_as_any_other(
     hosts = [
         ImitatedHost(tmp_path / h / "job", host=h, ranks=range(k, k + 1), world_size=2) for k, h in enumerate("ab")
     ]
-    senders = [service.sender(one) for one in hosts]
+    senders = [service.sender(host) for host in hosts]
     counts = []
     for _ in range(2):
-        for one in hosts:
-            one.write(400)
+        for host in hosts:
+            host.write(400)
         sync(*senders)
         run = str(service.store / "job")
         assert main(["summary", run, "--json"]) == 0

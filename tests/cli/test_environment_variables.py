@@ -29,8 +29,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options_of(command: str) -> list[argparse.Action]:
-    (subparsers,) = (one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction))
-    return [one for one in subparsers.choices[command]._actions if one.option_strings and one.dest != "help"]
+    (subparsers,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return [
+        action for action in subparsers.choices[command]._actions if action.option_strings and action.dest != "help"
+    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -80,19 +80,23 @@ def differences(tables: RankTables, measurements: list[Measurement], whole: Meas
     found = []
     outside = np.ones(len(tables.operations), bool)
     gloo_outside = Counter(whole.gloo)
-    for one in measurements:
+    for measurement in measurements:
         issued = tables.operations["issued_ns"]
-        outside &= (issued < one.from_ns) | (issued > one.to_ns)
-        gloo_outside.subtract(one.gloo)
-        rows = one.rows(tables)
-        least = Counter(expected_counts(tables, rows, one.tensors, failed=False))
-        failed = Counter(expected_counts(tables, rows, one.tensors, failed=True))
-        least["0"] += BELOW_THE_HOOK.get(one.name, 0)
-        gloo = Counter(one.gloo)
+        outside &= (issued < measurement.from_ns) | (issued > measurement.to_ns)
+        gloo_outside.subtract(measurement.gloo)
+        rows = measurement.rows(tables)
+        least = Counter(expected_counts(tables, rows, measurement.tensors, failed=False))
+        failed = Counter(expected_counts(tables, rows, measurement.tensors, failed=True))
+        least["0"] += BELOW_THE_HOOK.get(measurement.name, 0)
+        gloo = Counter(measurement.gloo)
         counted = least <= gloo <= least + failed
-        told = one.refused in one.error if one.refused is not None else one.error == "" and not failed
+        told = (
+            measurement.refused in measurement.error
+            if measurement.refused is not None
+            else measurement.error == "" and not failed
+        )
         if not (counted and told):
-            found.append({"rank": tables.rank, "recorded": least, "failed": failed, "measured": one})
+            found.append({"rank": tables.rank, "recorded": least, "failed": failed, "measured": measurement})
     rest = expected_counts(tables, tables.operations[outside], 1, failed=False)
     if rest != {group: count for group, count in gloo_outside.items() if count}:
         found.append({"rank": tables.rank, "recorded": rest, "outside of all, by gloo": gloo_outside})

@@ -18,14 +18,14 @@ UNOBSERVED = {"native": FAKE, "python": FAKE | {"reduce_scatter_tensor_coalesced
 
 def check(ranks: list[Observation], hook: str) -> None:
     """Compare every rank with gloo's counts, and what is recorded with what the page says."""
-    for one in ranks:
-        assert (one.tables.hook, one.tables.problems, one.tables.errors) == (hook, (), 0)
-        assert one.tables.notes == ()
-        assert differences(one.tables, one.measurements, one.whole) == []
-        rows = one.tables.operations
+    for rank in ranks:
+        assert (rank.tables.hook, rank.tables.problems, rank.tables.errors) == (hook, (), 0)
+        assert rank.tables.notes == ()
+        assert differences(rank.tables, rank.measurements, rank.whole) == []
+        rows = rank.tables.operations
         observed = rows[(rows["flags"] & schema.FLAG["completion"]) != 0]
-        assert [one.tables.raw_ops[row["op"]] for row in observed if row["state"] < schema.STATE["done"]] == []
-        unobserved = {one.tables.raw_ops[row["op"]] for row in rows if not row["flags"] & schema.FLAG["completion"]}
+        assert [rank.tables.raw_ops[row["op"]] for row in observed if row["state"] < schema.STATE["done"]] == []
+        unobserved = {rank.tables.raw_ops[row["op"]] for row in rows if not row["flags"] & schema.FLAG["completion"]}
         assert unobserved <= UNOBSERVED[hook]
     on_page = {row["name"]: row for row in coverage.rows_for(coverage.read()["scenarios"], len(ranks))}
     for row in coverage.rows_of(ranks):
@@ -46,7 +46,7 @@ def test_every_scenario_is_recorded_exactly_once(tmp_path: Path, num_ranks: int,
     check(ranks, hook)
     on_page = coverage.rows_for(coverage.read()["scenarios"], num_ranks)
     names = {row["name"] for row in on_page if row["section"] != coverage.PROCESSES}
-    assert {one.name for one in ranks[0].measurements} == names
+    assert {measurement.name for measurement in ranks[0].measurements} == names
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ class CollectedJob:
     def wait_until_gone(self, kind: str) -> None:
         """Return once there is no finding of a kind any more."""
         self.wait_until(
-            lambda: (verdict := self.diagnose()) is not None and all(one.kind != kind for one in verdict.findings)
+            lambda: (
+                (verdict := self.diagnose()) is not None and all(finding.kind != kind for finding in verdict.findings)
+            )
         )
 
 

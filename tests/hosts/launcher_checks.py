@@ -102,7 +102,7 @@ def describe_clocks(path: Path) -> str:
 
 
 def _compare_verdict(verdict: Verdict, culprit: int | None) -> Iterator[str]:
-    found = [(one.kind, one.culprit_ranks, one.culprit_hosts) for one in verdict.findings]
+    found = [(finding.kind, finding.culprit_ranks, finding.culprit_hosts) for finding in verdict.findings]
     if culprit is None and verdict.outcome != "healthy":
         yield f"{verdict.outcome}: {found}; {verdict.cannot_tell}"
     if culprit is not None and found[:1] != [("rank-crashed", (culprit,), ("b",))]:

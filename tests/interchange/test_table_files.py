@@ -65,7 +65,7 @@ def test_the_schema_says_what_each_column_is(run: Run, tmp_path: Path) -> None:
     document = json.loads((tmp_path / "out" / "schema.json").read_text(encoding="utf-8"))
     assert set(document["tables"]) == set(TABLES)
     for name, columns in document["tables"].items():
-        assert [(one["name"], one["type"]) for one in columns] == [(c.name, c.dtype) for c in api.schema(name)]
+        assert [(column["name"], column["type"]) for column in columns] == [(c.name, c.dtype) for c in api.schema(name)]
 
 
 def test_parquet_without_pyarrow_names_the_extra(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_numbers_that_are_not_known_become_texts_and_others_stay(numbers: list[i
 def test_padded_numbers_are_what_a_single_one_says_at_any_width() -> None:
     for size in range(1, 10):
         numbers = [0, 1, 127, *((1 << 7 * size) - 1 >> less for less in range(3))]
-        values = np.array([one for one in numbers if one < 1 << 7 * size], np.int64)
+        values = np.array([number for number in numbers if number < 1 << 7 * size], np.int64)
         rows = protobuf_wire.write_all([b"<", protobuf_wire.Varint(values=values, size=size), b">"], len(values))
         expected = [
             b"<" + protobuf_wire.pad_last_varint(protobuf_wire.varint(one), size) + b">" for one in values.tolist()

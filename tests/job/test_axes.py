@@ -64,7 +64,7 @@ def test_an_axis_is_as_long_as_the_largest_group_along_it() -> None:
 
 def test_groups_that_several_ranks_describe_count_once() -> None:
     same = [group("3", (0, 1)), group("3", (0, 1)), group("3", (2, 3))]
-    assert [one.ranks for one in distinct_groups(same)] == [(0, 1), (2, 3)]
+    assert [group.ranks for group in distinct_groups(same)] == [(0, 1), (2, 3)]
 
 
 def test_ranks_of_a_tensor_and_a_pipeline_group_share_tokens_and_of_a_context_group_samples() -> None:

@@ -62,7 +62,7 @@ def measured(offset_ns: int, error_ns: int) -> dict[str, HostClock]:
 
 
 def summarise_skewed(tables: list[RankTables], offset_ns: int, clocks: dict[str, HostClock]) -> Summary:
-    skewed = [shift(one, offset_ns) if one.boot_id == "boot-b" else one for one in tables]
+    skewed = [shift(table, offset_ns) if table.boot_id == "boot-b" else table for table in tables]
     return summarise(MemoryRun(skewed, clocks=clocks))
 
 
@@ -73,7 +73,7 @@ def late(rank: int) -> int:
 @pytest.mark.parametrize("offset_ns", [0, 7 * MS, -500 * MS])
 def test_measured_clocks_show_what_one_clock_would(offset_ns: int) -> None:
     tables = train_on_two_hosts(late)
-    true = summarise(MemoryRun([replace(one, boot_id="boot-a") for one in tables]))
+    true = summarise(MemoryRun([replace(table, boot_id="boot-a") for table in tables]))
     found = summarise_skewed(tables, offset_ns, measured(offset_ns, 20 * US))
     assert found.clock_error_ns is not None
     assert found.clock_error_ns <= 21 * US  # and 1 ns for each ms to the nearest measurement
@@ -117,12 +117,12 @@ def test_records_that_contradict_the_measurement_are_believed_and_it_is_said() -
 def late_by_less_than_the_error(offset_ns: int = 0) -> MemoryRun:
     """Return a run with 8 ms of delay and clocks known to 10 ms; a transfer of 20 ms lets records know no better."""
     tables = []
-    for one in train_on_two_hosts(lambda rank: 8 * MS if rank == 3 else 0):
-        operations = one.operations.copy()
+    for table in train_on_two_hosts(lambda rank: 8 * MS if rank == 3 else 0):
+        operations = table.operations.copy()
         for column in ("done_ns", "wait_ns"):
             operations[column] += 20 * MS
-        one = replace(one, operations=operations)
-        tables.append(shift(one, offset_ns) if one.boot_id == "boot-b" else one)
+        table = replace(table, operations=operations)
+        tables.append(shift(table, offset_ns) if table.boot_id == "boot-b" else table)
     return MemoryRun(tables, clocks=measured(0, 10 * MS))
 
 

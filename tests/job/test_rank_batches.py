@@ -86,7 +86,7 @@ def test_ranks_whose_times_are_too_far_apart_for_one_axis_come_as_each_alone() -
     alone = [one for tables in ranks for one in shown(batch_ranks([tables]))]
     assert shown(batch_ranks(ranks)) == alone
     pipelines = [seen.pipeline for seen in survey(batch_ranks(ranks))]
-    assert [one.busy.tolist() for one in pipelines if one is not None] == [[30, 30], [31, 31], [32, 32]]
+    assert [pipeline.busy.tolist() for pipeline in pipelines if pipeline is not None] == [[30, 30], [31, 31], [32, 32]]
 
 
 def test_batches_hold_as_many_rows_as_are_worth_it_and_keep_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_batches_hold_as_many_rows_as_are_worth_it_and_keep_the_order(monkeypatc
         for i in range(rows):
             builder.op("all_reduce", 10 * i, 10 * i + 5)
         ranks.append(builder.tables())
-    found = [[one.rank for one in batch.tables] for batch in batch_in_turn(ranks)]
+    found = [[table.rank for table in batch.tables] for batch in batch_in_turn(ranks)]
     assert found == [[0, 1], [2], [3], [4, 5]]
 
 

@@ -21,7 +21,7 @@ def test_victims_since_a_time_are_listed_with_what_they_held(tmp_path: Path) -> 
         (72, "pt_main_thread", 8192),
         (73, "python3", 0),
     ]
-    assert [one.pid for one in list_oom_victims(since_ns=3_000_000_000, log=tmp_path / "kmsg")] == [72, 73]
+    assert [victim.pid for victim in list_oom_victims(since_ns=3_000_000_000, log=tmp_path / "kmsg")] == [72, 73]
     assert list_oom_victims(since_ns=0, log=tmp_path / "none") == []
 
 

@@ -34,8 +34,8 @@ def calls(folder: Path, hook: str) -> dict[str, Any]:
     """Make every call under a hook; return how many were counted as gloo counts them, and what torch refused."""
     ranks = record_calls(folder, *HOOKS[hook])
     wrong, refused = [], set()
-    for one in ranks:
-        for found in differences(one.tables, one.measurements, one.whole):
+    for rank in ranks:
+        for found in differences(rank.tables, rank.measurements, rank.whole):
             made = found.get("measured")
             recorded, failed = found["recorded"], found.get("failed")
             counted = made is not None and recorded <= Counter(made.gloo) <= recorded + failed
@@ -49,11 +49,11 @@ def calls(folder: Path, hook: str) -> dict[str, Any]:
     return {
         "hook": tables.hook,
         "calls": len(ranks[0].measurements),
-        "operations": sum(len(one.tables.operations) for one in ranks),
+        "operations": sum(len(rank.tables.operations) for rank in ranks),
         "wrong": sorted(set(wrong)),
         "refused by torch": sorted(refused),
-        "problems": sorted({text for one in ranks for text in (*one.tables.problems, *one.tables.notes)}),
-        "errors": sum(one.tables.errors for one in ranks),
+        "problems": sorted({text for rank in ranks for text in (*rank.tables.problems, *rank.tables.notes)}),
+        "errors": sum(rank.tables.errors for rank in ranks),
     }
 
 
@@ -69,8 +69,8 @@ def frameworks(folder: Path) -> dict[str, Any]:
         "steps": summary.steps.count,
         "axes": sorted({group.axis for group in summary.groups if group.axis}),
         "schedule": None if summary.pipeline is None else summary.pipeline.schedule,
-        "problems": sorted({text for one in tables for text in (*one.problems, *one.notes)}),
-        "errors": sum(one.errors for one in tables),
+        "problems": sorted({text for table in tables for text in (*table.problems, *table.notes)}),
+        "errors": sum(table.errors for table in tables),
     }
 
 

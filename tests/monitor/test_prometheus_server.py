@@ -143,12 +143,12 @@ def asked_by_panels() -> Iterator[tuple[str, str]]:
             for panel in document["panels"]
             for target in panel.get("targets", ())
         }
-        for one in variables:
-            metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", one["definition"]).groups()
-            asked[f"variable {one['name']}"] = f"count by ({label}) ({metric})"
+        for variable in variables:
+            metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["definition"]).groups()
+            asked[f"variable {variable['name']}"] = f"count by ({label}) ({metric})"
         for title, expression in asked.items():
-            for one in variables:
-                expression = expression.replace(f"${one['name']}", one.get("allValue", ".*"))
+            for variable in variables:
+                expression = expression.replace(f"${variable['name']}", variable.get("allValue", ".*"))
             yield title, expression
 
 

@@ -45,7 +45,7 @@ def differences(run: Path, *, polls: int = POLLS) -> tuple[dict[str, Any], int]:
     assert summary is not None
     assert live is not None
     live.close()
-    names = [one.name for one in fields(Summary) if one.name not in (*OF_SINGLE_OPERATIONS, *OF_HOW_RANKS_END)]
+    names = [field.name for field in fields(Summary) if field.name not in (*OF_SINGLE_OPERATIONS, *OF_HOW_RANKS_END)]
     unlike = {name: (getattr(summary, name), getattr(whole, name)) for name in names}
     return {name: pair for name, pair in unlike.items() if pair[0] != pair[1]}, len(aggregates._folds)
 

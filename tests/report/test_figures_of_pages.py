@@ -204,7 +204,7 @@ def test_names_of_the_run_are_escaped_in_every_figure() -> None:
     evil = "<b>x</b>"
     source = source_of()
     summary = source.summary
-    collectives = tuple(replace(one, op=evil, group=evil, api=evil) for one in summary.collectives)
+    collectives = tuple(replace(collective, op=evil, group=evil, api=evil) for collective in summary.collectives)
     groups = tuple(replace(group, name=evil, description=evil, axis=evil) for group in summary.groups)
     hostile = replace(source, summary=replace(summary, collectives=collectives, groups=groups))
     for name in ("bandwidth", "exposed_by_axis", "lateness"):
@@ -221,7 +221,7 @@ def test_bandwidths_are_named_in_the_unit_that_suits_them(gb_per_s: float, name:
 
 def test_a_send_that_was_only_handed_over_is_not_the_fastest_unless_there_is_nothing_else() -> None:
     summary = source_of().summary
-    (reduced,) = (one for one in summary.collectives if one.busbw_gb_per_s)
+    (reduced,) = (collective for collective in summary.collectives if collective.busbw_gb_per_s)
     sent = replace(reduced, op="send", bytes=2**20, busbw_gb_per_s=211.4)
     handed_over = "A send is over once its message is handed over"
     both = draw("bandwidth", Source(summary=replace(summary, collectives=(reduced, sent)))).sentence

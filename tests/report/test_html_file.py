@@ -138,7 +138,7 @@ def test_a_run_with_nothing_to_draw_needs_no_plotly_and_says_why_in_each_panel()
 def test_names_of_the_run_are_text() -> None:
     evil = "<script>alert(1)</script>"
     summary = summary_of()
-    collectives = tuple(replace(one, group=evil, op=evil, api=evil) for one in summary.collectives)
+    collectives = tuple(replace(collective, group=evil, op=evil, api=evil) for collective in summary.collectives)
     page = render(replace(summary, run=evil, command=(evil,), hosts=(evil,), collectives=collectives))
     assert evil not in page
     assert page.count("<script") == 4

@@ -69,7 +69,7 @@ def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monke
     ):
         monkeypatch.setattr(recorded_ranks, name, limit)
     run = open_run(write_run(tmp_path / "run", hung_job(), exit_status=1))
-    (own, *_) = (one.evidence for one in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
+    (own, *_) = (rank.evidence for rank in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
     (table,) = own.collectives.groups.values()
     assert table["seq"].tolist() == list(range(2 * STEPS - 5, 2 * STEPS + 1)), "6 of the 81"
     assert [operation.seq for operation in own.operations] == table["seq"].tolist()
@@ -78,7 +78,7 @@ def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monke
     held = len(pickle.dumps(own))
     monkeypatch.setattr(recorded_ranks, "MAX_TAIL", 200)
     monkeypatch.setattr(recorded_ranks, "MIN_COLLECTIVES", 200)
-    (whole, *_) = (one.evidence for one in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
+    (whole, *_) = (rank.evidence for rank in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
     assert len(pickle.dumps(whole)) > held + (81 - 6) * 120, "a row has more than 120 bytes"
 
 

@@ -117,7 +117,7 @@ def try_job(job: Job) -> Trial:
         summary = summarise_advised(run)
         clock_error = _clock_error(job, truth, run) if job.clocks else 0.0
     slow = {rank for spell in job.spells for rank in spell.ranks}
-    listed = [one.rank for one in (summary.stragglers or ())]
+    listed = [straggler.rank for straggler in (summary.stragglers or ())]
     return Trial(
         wrong=bool(set(listed) - slow),
         missed=bool(slow - set(listed)),

@@ -189,7 +189,7 @@ def find_repeated(
             bytes_per_step=sum(sums.nbytes for sums in members) // count,
             exposed_ns_per_step=sum(sums.exposed_ns for sums in members) // count,
             gain_ns_per_step=gain_ns,
-            line=next((one.line for one in sites if (one.axis, one.op, one.api) == (axis, ALL_REDUCE, DDP)), None),
+            line=next((site.line for site in sites if (site.axis, site.op, site.api) == (axis, ALL_REDUCE, DDP)), None),
         )
         known = found.get(axis)
         if known is None or known.gain_ns_per_step < gain_ns:

@@ -75,7 +75,7 @@ class DoctorCase:
     @cached_property
     def firsts(self) -> list[RankProbe]:
         """One document of each host: of the rank that looked at disk and devices."""
-        return [min(probes, key=lambda one: (one.local_rank or 0, one.rank)) for probes in self.hosts.values()]
+        return [min(probes, key=lambda probe: (probe.local_rank or 0, probe.rank)) for probes in self.hosts.values()]
 
     @cached_property
     def missing(self) -> list[int]:

@@ -36,7 +36,7 @@ def interfaces(case: DoctorCase) -> Iterator[LaunchFinding]:
     down: dict[tuple[str, str], list[RankProbe]] = {}
     alone: dict[tuple[str, str], list[RankProbe]] = {}
     for probe in case.probes:
-        known = {one.name: one for one in probe.interfaces}
+        known = {interface.name: interface for interface in probe.interfaces}
         for variable in INTERFACE_SETTINGS:
             text = probe.settings.get(variable, "")
             if not known or not text or text.startswith("^"):
@@ -53,7 +53,13 @@ def interfaces(case: DoctorCase) -> Iterator[LaunchFinding]:
                 elif all(one.is_loopback for one in found) and len(case.hosts) > 1:
                     alone.setdefault((variable, name), []).append(probe)
     for (variable, name), probes in missing.items():
-        others = sorted({one.name for one in probes[0].interfaces if one.is_up and not one.is_loopback and one.address})
+        others = sorted(
+            {
+                interface.name
+                for interface in probes[0].interfaces
+                if interface.is_up and not interface.is_loopback and interface.address
+            }
+        )
         yield _of_interface(
             probes,
             f"{variable} names {name!r}, which is no interface of {listed(hosts_of(probes))}; there "
@@ -87,7 +93,10 @@ def _of_interface(probes: list[RankProbe], text: str, advice: str) -> LaunchFind
 def interface_speeds(case: DoctorCase) -> Iterator[LaunchFinding]:
     """Find a host whose fastest interface was negotiated slower than that of most hosts."""
     speeds = {
-        probe.host: max((one.megabits_per_s or 0 for one in probe.interfaces if one.is_up and one.address), default=0)
+        probe.host: max(
+            (interface.megabits_per_s or 0 for interface in probe.interfaces if interface.is_up and interface.address),
+            default=0,
+        )
         for probe in case.firsts
     }
     known = {host: speed for host, speed in speeds.items() if speed > 0}

@@ -173,7 +173,7 @@ class StreamWaits:
         labels = self._attribution.labels()
         if labels is not None:
             begin = labels.recorder.begin_wait
-            self._waiting.handles = [handle for one in operations if one and (handle := begin(one))]
+            self._waiting.handles = [handle for operation in operations if operation and (handle := begin(operation))]
 
     def _end_wait(self, *_: Any, **__: Any) -> None:
         handles = getattr(self._waiting, "handles", None)

@@ -152,7 +152,7 @@ def _groups(job: LoggedJob) -> list[CommunicatorCalls]:
         groups.setdefault(one.number or (one.size, nth), []).append(one)
     result = []
     for members in groups.values():
-        named = [(ranks[one.process], one) for one in members if one.process in ranks and one.calls]
+        named = [(ranks[member.process], member) for member in members if member.process in ranks and member.calls]
         whole = len(named) == len({rank for rank, _ in named}) == members[0].size > 1
         calls = _aligned([one for _, one in named]) if whole else None
         if calls is not None:
@@ -164,10 +164,13 @@ def _groups(job: LoggedJob) -> list[CommunicatorCalls]:
 
 def _aligned(members: list[Communicator]) -> list[dict[int, NcclCall]] | None:
     """Return the calls by position: counted from the creation, else by NCCL's own count where that rises."""
-    if all(one.rank is not None for one in members):
-        return [{one.total - len(one.calls) + i: call for i, (_, call) in enumerate(one.calls)} for one in members]
-    if all(one.counts_rise and one.calls[-1][0] > 0 for one in members):
-        return [dict(one.calls) for one in members]
+    if all(member.rank is not None for member in members):
+        return [
+            {member.total - len(member.calls) + i: call for i, (_, call) in enumerate(member.calls)}
+            for member in members
+        ]
+    if all(member.counts_rise and member.calls[-1][0] > 0 for member in members):
+        return [dict(member.calls) for member in members]
     return None
 
 

@@ -30,11 +30,11 @@ def find_other_parameters(case: Case) -> Iterator[Finding]:
     for rank in job.ranks.values():
         names = {key.name: key for key in rank.groups}
         counted: Counter[tuple[str, str]] = Counter()
-        for one in rank.wrapped_parameters:
-            nth = counted[one.group, one.by]
-            counted[one.group, one.by] += 1
-            if one.group in names:
-                wrapped.setdefault((names[one.group], one.by, nth), {})[rank.rank] = one
+        for parameter in rank.wrapped_parameters:
+            nth = counted[parameter.group, parameter.by]
+            counted[parameter.group, parameter.by] += 1
+            if parameter.group in names:
+                wrapped.setdefault((names[parameter.group], parameter.by, nth), {})[rank.rank] = parameter
     for (group, _, _), here in wrapped.items():
         if len({one.names for one in here.values()}) > 1:
             yield _parameters_finding(job, group, here)

@@ -86,7 +86,7 @@ def find_pipeline_mismatch(case: Case) -> Iterator[Finding]:
         return
     ran = {}
     for rank, own in ranks.items():
-        newest = next((one for one in reversed(own.passes) if one.ended), None)
+        newest = next((pass_ for pass_ in reversed(own.passes) if pass_.ended), None)
         if newest is None or newest.plan is None:
             continue
         wanted = newest.plan.num_microbatches

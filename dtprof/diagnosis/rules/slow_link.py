@@ -64,10 +64,10 @@ def _judge(link: LinkRate, links: Sequence[LinkRate]) -> _SlowLink | None:
         expected = statistics.median(others) if len(others) < 3 else statistics.quantiles(others, n=4)[2]
         candidates.append(_SlowLink(rate=link, expected_bytes_per_s=expected, is_by_past=False))
     slow = [
-        one
-        for one in candidates
-        if link.bytes_per_s < SLOW_SHARE * one.expected_bytes_per_s
-        and link.busy_share * (1 - link.bytes_per_s / one.expected_bytes_per_s) >= MIN_COST
+        candidate
+        for candidate in candidates
+        if link.bytes_per_s < SLOW_SHARE * candidate.expected_bytes_per_s
+        and link.busy_share * (1 - link.bytes_per_s / candidate.expected_bytes_per_s) >= MIN_COST
     ]
     return max(slow, key=lambda one: one.expected_bytes_per_s, default=None)
 

@@ -57,7 +57,7 @@ def find_timeouts(job: LoggedJob) -> Finding | None:
 def _no_culprit(job: LoggedJob, key: Key, fronts: Fronts, facts: tuple[str, ...], reason: str) -> Finding:
     first = usual_front(fronts)
     op, group = operation_of(first), group_at(key, set(fronts))
-    same = len({(one.timeout.seq, one.timeout.op) for one in fronts.values()}) == 1
+    same = len({(front.timeout.seq, front.timeout.op) for front in fronts.values()}) == 1
     place = place_of(first) if same else op or first.op
     where = f" of {group_words(group)}" if group else ""
     return unnamed_absence_finding(
@@ -75,9 +75,9 @@ def _no_culprit(job: LoggedJob, key: Key, fronts: Fronts, facts: tuple[str, ...]
 
 def _outstanding(fronts: Fronts) -> tuple[str, ...]:
     outstanding = {
-        one.progress.enqueued - one.progress.completed
-        for one in fronts.values()
-        if one.progress and one.progress.enqueued is not None and one.progress.completed is not None
+        front.progress.enqueued - front.progress.completed
+        for front in fronts.values()
+        if front.progress and front.progress.enqueued is not None and front.progress.completed is not None
     }
     if len(outstanding) == 1 and len(fronts) > 1:
         count = plural(outstanding.pop(), "operation")

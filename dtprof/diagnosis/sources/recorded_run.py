@@ -239,7 +239,7 @@ def _assess(run: reader.Run, ranks: Iterable[facts.RankState], boots: Mapping[in
     """Return how a running job fares."""
     pauses: dict[str, Pauses] = {}
     for boot in set(boots.values()):  # hosts have clocks of their own
-        intervals = {one for rank in ranks if boots.get(rank.rank) == boot for one in rank.active_intervals}
+        intervals = {interval for rank in ranks if boots.get(rank.rank) == boot for interval in rank.active_intervals}
         pauses.setdefault(boot, Pauses()).add(sorted(intervals))
     return assess_job(
         {

@@ -205,8 +205,8 @@ def _critical_path(summary: Summary) -> list[tuple[Any, ...]]:
     if path is None or path.step_ns <= 0:
         return []
     rows: list[tuple[Any, ...]] = [("work", phase, None, None, ns) for phase, ns in path.phases_ns.items()]
-    rows += [("transfer", one.op, one.group, None, one.transfer_ns) for one in path.operations]
-    rows += [("rank", None, None, one.rank, one.work_ns) for one in path.ranks]
+    rows += [("transfer", operation.op, operation.group, None, operation.transfer_ns) for operation in path.operations]
+    rows += [("rank", None, None, rank.rank, rank.work_ns) for rank in path.ranks]
     return [(*row, row[-1] / path.step_ns) for row in rows]
 
 

@@ -73,7 +73,7 @@ class KeptRun:
     @property
     def is_open(self) -> bool:
         """Say whether a launcher of it has yet to end."""
-        return any(not one.has_ended for one in self.launchers.values())
+        return any(not launcher.has_ended for launcher in self.launchers.values())
 
     first: str = ""  # the launcher whose manifest is that of the run
 
@@ -84,7 +84,7 @@ class KeptRun:
 
     def in_order(self) -> list[SendingLauncher]:
         """Return the launchers that have a manifest, that of the lowest rank first."""
-        return sorted((one for one in self.launchers.values() if one.manifest), key=_lowest_rank)
+        return sorted((launcher for launcher in self.launchers.values() if launcher.manifest), key=_lowest_rank)
 
 
 def read_opening(body: bytes) -> LauncherCard:

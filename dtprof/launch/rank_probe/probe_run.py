@@ -126,9 +126,9 @@ def _meet(probe: RankProbe, writes: _Writes, torch: Any, seconds: float) -> None
     probe.error = None if failure is None else f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
     measured = JointProbe(
         rank=probe.rank,
-        links=[link for one in timings for link in one.links],
-        collectives=[row for one in timings for row in one.collectives],
-        unmeasured=[text for one in timings for text in one.unmeasured],
+        links=[link for timing in timings for link in timing.links],
+        collectives=[row for timing in timings for row in timing.collectives],
+        unmeasured=[text for timing in timings for text in timing.unmeasured],
     )
     _share(probe, rendezvous, measured, writes, is_first=is_first)
     if clocks is not None:

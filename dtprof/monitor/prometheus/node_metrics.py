@@ -34,7 +34,7 @@ def _gpus(state: NodeState) -> Iterator[Metric]:
     assert state.sample is not None
     described = state.description.get("gpus")
     rows = described if isinstance(described, list) else []
-    devices = {str(one.get("index")): one for one in rows if isinstance(one, dict)}
+    devices = {str(row.get("index")): row for row in rows if isinstance(row, dict)}
     values = {
         str(index): dict(zip((one.name for one in GPU), row, strict=False)) for index, row in state.sample.gpus.items()
     }

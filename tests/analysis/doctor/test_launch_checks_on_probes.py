@@ -292,7 +292,7 @@ def test_a_fault_is_found_with_its_hosts_and_ranks(
     case = sound_case()
     change(case)
     findings = found(case, kind)
-    assert [(one.severity, one.hosts, one.ranks) for one in findings] == [(severity, hosts, ranks)]
+    assert [(finding.severity, finding.hosts, finding.ranks) for finding in findings] == [(severity, hosts, ranks)]
     assert words in findings[0].summary
     assert findings[0].advice
     assert words.split()[0] in doctor_text(judge(case))
@@ -342,7 +342,7 @@ OF_THE_LAUNCH: list[tuple[str, str, DoctorCase, str]] = [
 @pytest.mark.parametrize(("kind", "severity", "case", "words"), OF_THE_LAUNCH)
 def test_a_fault_of_the_launch_is_found(kind: str, severity: str, case: DoctorCase, words: str) -> None:
     findings = found(case, kind)
-    assert [one.severity for one in findings] == [severity]
+    assert [finding.severity for finding in findings] == [severity]
     assert words in findings[0].summary
 
 
@@ -370,7 +370,7 @@ def test_hosts_with_other_numbers_of_ranks_are_named() -> None:
 
 def test_one_process_without_variables_is_said_to_show_one_rank_only() -> None:
     case = DoctorCase(joint=JointProbe(rank=0, probes=[replace(rank_probe(0, hosts=1, per_host=1), launcher="none")]))
-    assert [one.kind for one in judge(case).findings] == ["single-rank"]
+    assert [finding.kind for finding in judge(case).findings] == ["single-rank"]
     assert judge(case).faults == ()
 
 

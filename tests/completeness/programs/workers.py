@@ -52,7 +52,7 @@ def main(folder, way):
         return
     context = multiprocessing.get_context(way)
     arguments = [(rank, 0, attempt_folder(folder, 0), f"ranks started by {way}") for rank in range(SIZE)]
-    children = [context.Process(target=work, args=one) for one in arguments]
+    children = [context.Process(target=work, args=argument) for argument in arguments]
     for child in children:
         child.start()
     for child in children:

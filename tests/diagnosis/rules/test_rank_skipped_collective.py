@@ -549,7 +549,7 @@ def test_ranks_with_a_line_each_for_one_call_are_the_usual_ones_where_another_go
     places = {line: SourcePlace(in_loop=False, following=after) for line in (10, 20)}
     places[30] = SourcePlace(in_loop=False, following=frozenset())
     job = build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))
-    found = [(one.kind, one.culprit_ranks) for one in decide(job).findings]
+    found = [(finding.kind, finding.culprit_ranks) for finding in decide(job).findings]
     assert (found == [("rank-skipped-collective", (2,))]) == (others == "barrier")
 
 

@@ -30,7 +30,7 @@ class Case:
     @property
     def first(self) -> Finding | None:
         """The first finding that is no more than an information."""
-        return next((one for one in self.verdict.findings if one.severity != "info"), None)
+        return next((finding for finding in self.verdict.findings if finding.severity != "info"), None)
 
     @property
     def kind_right(self) -> bool:

@@ -302,4 +302,4 @@ def _is_plain(sizes: tuple[Any, Any, Any]) -> bool:
     """
     ins, outs, dtypes = sizes
     seen = len(ins) <= MAX_TENSORS and len(outs) <= MAX_TENSORS
-    return seen and type(dtypes) is list and dtypes != [] and all(type(one) is str for one in dtypes)
+    return seen and type(dtypes) is list and dtypes != [] and all(type(dtype) is str for dtype in dtypes)

@@ -318,7 +318,9 @@ def _version_notes(dumps: dict[int, Dump]) -> list[str]:
     if len(versions) > 1:
         notes.append(f"the dumps are of different versions ({', '.join(sorted(versions))}): ranks ran different torch")
     newer = sorted(
-        one for one in versions if (number := one.partition(".")[0]).isdecimal() and int(number) > KNOWN_VERSION
+        version
+        for version in versions
+        if (number := version.partition(".")[0]).isdecimal() and int(number) > KNOWN_VERSION
     )
     if newer:
         notes.append(
