@@ -192,7 +192,9 @@ def has_rendezvous(command: Sequence[str]) -> bool:
 
 def recorded_launchers() -> tuple[str, ...]:
     """Return the names of programs and modules that always-on recording makes the command of a run."""
-    return tuple(name for one in LAUNCHERS if one.is_recorded for name in (*one.programs, *one.modules))
+    return tuple(
+        name for launcher in LAUNCHERS if launcher.is_recorded for name in (*launcher.programs, *launcher.modules)
+    )
 
 
 def find_option(command: Sequence[str], pattern: re.Pattern[str]) -> str | None:
@@ -263,7 +265,7 @@ def find_remote_starter(command: Sequence[str], environment: Mapping[str, str]) 
     """Return the program of a command that starts ranks on other hosts, where no launcher of dtprof is; None: none."""
     program, options = Path(command[0]).name, list(command[1:])
     module = options[1] if options[:1] == ["-m"] and len(options) > 1 else ""
-    starters = (one for one in LAUNCHERS if program in one.programs or _is_of(one, module))
+    starters = (launcher for launcher in LAUNCHERS if program in launcher.programs or _is_of(launcher, module))
     launcher = next(starters, None)
     if launcher is None or launcher.elsewhere is None or any(option in ON_EACH_HOST for option in options):
         return None

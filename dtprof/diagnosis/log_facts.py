@@ -248,8 +248,8 @@ class Facts:
 
     def merge(self, other: "Facts") -> None:
         """Take in the facts of another file of the same attempt."""
-        for one in fields(self):
-            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+        for fact in fields(self):
+            mine, theirs = getattr(self, fact.name), getattr(other, fact.name)
             if isinstance(mine, list):
                 mine.extend(theirs)
             elif isinstance(mine, dict | set):

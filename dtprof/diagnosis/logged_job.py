@@ -90,15 +90,15 @@ class LoggedJob:
     @property
     def has_table(self) -> bool:
         """Say whether torchelastic listed ranks that did not end with status 0."""
-        return any(one.from_table for one in self.exits.values())
+        return any(exit_.from_table for exit_ in self.exits.values())
 
     def left_in_order(self, ranks: set[int]) -> set[int]:
         """Return those of the ranks that torchelastic's table of their host would list, had they failed."""
         spans: dict[str, tuple[int, int]] = {}
-        for one in self.exits.values():
-            if one.from_table and one.local_rank is not None:
-                first, last = spans.get(one.host, (one.rank, one.rank))
-                spans[one.host] = min(first, one.rank - one.local_rank), max(last, one.rank)
+        for exit_ in self.exits.values():
+            if exit_.from_table and exit_.local_rank is not None:
+                first, last = spans.get(exit_.host, (exit_.rank, exit_.rank))
+                spans[exit_.host] = min(first, exit_.rank - exit_.local_rank), max(last, exit_.rank)
         inside = {rank for rank in ranks if any(first <= rank <= last for first, last in spans.values())}
         return inside - set(self.exits)
 
@@ -126,8 +126,8 @@ def view(facts: Facts) -> LoggedJob:
     _name_the_only_one(job)
     late = {timeout.rank: timeout.order for timeout in reversed(facts.timeouts) if not timeout.rank_in_group}
     for rank, trace in list(job.own.items()):
-        lost = [one for one in (late.get(rank), job.victims[rank].order if rank in job.victims else None) if one]
-        if any(one.file == trace.order.file and one < trace.order for one in lost):
+        lost = [order for order in (late.get(rank), job.victims[rank].order if rank in job.victims else None) if order]
+        if any(order.file == trace.order.file and order < trace.order for order in lost):
             del job.own[rank]  # what a rank raises after its peers were lost is a consequence
     return job
 
@@ -210,8 +210,8 @@ def _rank(trace: Trace, job: LoggedJob) -> int | None:
         return trace.pod  # every pod that names its rank has the number of that rank
     if trace.task is None:
         return None
-    by_local = [one.rank for one in job.exits.values() if one.local_rank == trace.task]
-    if len(by_local) == 1 and not {one.host for one in job.exits.values()} - {job.exits[by_local[0]].host}:
+    by_local = [exit_.rank for exit_ in job.exits.values() if exit_.local_rank == trace.task]
+    if len(by_local) == 1 and not {exit_.host for exit_ in job.exits.values()} - {job.exits[by_local[0]].host}:
         return by_local[0]
     return trace.task if not job.facts.ranks_named else None
 
@@ -255,19 +255,19 @@ def odd_ones(values: dict[int, Hashable]) -> tuple[int, ...]:
 def ranks_by_process(found: list[Communicator]) -> dict[str, int]:
     """Return the rank of each process: its file's, else that in its largest communicator, else its device."""
     largest: dict[str, Communicator] = {}
-    for one in found:
-        if one.process not in largest or one.size > largest[one.process].size:
-            largest[one.process] = one
+    for member in found:
+        if member.process not in largest or member.size > largest[member.process].size:
+            largest[member.process] = member
     hosts = {process.partition(":")[0] for process in largest}
-    world = max((one.size for one in largest.values()), default=0)
+    world = max((member.size for member in largest.values()), default=0)
     ranks: dict[str, int] = {}
-    for process, one in largest.items():
-        if one.file_rank is not None:
-            ranks[process] = one.file_rank
-        elif one.rank is not None and one.size == world:
-            ranks[process] = one.rank
+    for process, member in largest.items():
+        if member.file_rank is not None:
+            ranks[process] = member.file_rank
+        elif member.rank is not None and member.size == world:
+            ranks[process] = member.rank
         elif len(hosts) == 1 and len(largest) == world:
-            ranks[process] = one.device
+            ranks[process] = member.device
     return ranks if len(set(ranks.values())) == len(ranks) else {}
 
 

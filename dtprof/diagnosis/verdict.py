@@ -39,7 +39,7 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
         # A hang hides faults of other groups that completed before it; those that it explains are known already.
         known = {(finding.kind, finding.group, finding.seq) for finding in findings}
         beside = _find_all(case, Stage.BESIDE_HANG)
-        findings += [one for one in beside if (one.kind, one.group, one.seq) not in known]
+        findings += [finding for finding in beside if (finding.kind, finding.group, finding.seq) not in known]
     left_open = () if findings else tuple(text for rule in RULES for text in rule.leave_open(case))
     # The outcome comes before the findings of the whole job, which hold in a sound one as well.
     outcome, reasons = assess_outcome(job, findings, left_open)

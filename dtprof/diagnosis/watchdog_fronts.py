@@ -23,7 +23,7 @@ Key = tuple[str, str] | None
 def fronts_by_group(job: LoggedJob) -> dict[Key, Fronts]:
     """Return the oldest timed-out operation of each rank in each group."""
     named: dict[tuple[int | None, int | None], LoggedProgress] = {
-        (one.rank, one.work): one for one in job.facts.progress if one.work is not None
+        (progress.rank, progress.work): progress for progress in job.facts.progress if progress.work is not None
     }
     certain = any(not timeout.rank_in_group for timeout in job.facts.timeouts)
     result: dict[Key, Fronts] = {}
@@ -49,11 +49,11 @@ def is_older(one: Timeout, other: Timeout) -> bool:
 
 def _told_by_progress(reported: Iterable[LoggedProgress], groups: dict[Key, Fronts]) -> Iterator[Front]:
     """Yield the fronts of ranks whose line with the timeout is missing: what failed has its number in the next line."""
-    for one in reported:
-        fronts = groups.get((one.group, one.description), {})
-        alike = next((front.timeout for front in fronts.values() if front.timeout.seq == one.work), None)
-        if one.rank is not None and one.rank not in fronts and alike is not None:
-            yield Front(timeout=replace(alike, rank=one.rank, group_rank=one.group_rank), progress=one)
+    for progress in reported:
+        fronts = groups.get((progress.group, progress.description), {})
+        alike = next((front.timeout for front in fronts.values() if front.timeout.seq == progress.work), None)
+        if progress.rank is not None and progress.rank not in fronts and alike is not None:
+            yield Front(timeout=replace(alike, rank=progress.rank, group_rank=progress.group_rank), progress=progress)
 
 
 def _joined(groups: dict[Key, Fronts]) -> dict[Key, Fronts]:
@@ -62,9 +62,9 @@ def _joined(groups: dict[Key, Fronts]) -> dict[Key, Fronts]:
     if unnamed and len(groups) == 2:
         key = next(name for name in groups if name is not None)
         places = {(front.timeout.seq, front.timeout.op) for front in groups[key].values()}
-        alike = {rank: one for rank, one in unnamed.items() if (one.timeout.seq, one.timeout.op) in places}
+        alike = {rank: front for rank, front in unnamed.items() if (front.timeout.seq, front.timeout.op) in places}
         groups[key] = {**alike, **groups[key]}
-        groups[None] = {rank: one for rank, one in unnamed.items() if rank not in groups[key]}
+        groups[None] = {rank: front for rank, front in unnamed.items() if rank not in groups[key]}
     return {key: fronts for key, fronts in groups.items() if fronts}
 
 
@@ -115,7 +115,7 @@ def begins_at_zero(key: Key, fronts: Fronts) -> bool:
     """Say whether the group's members are the ranks from 0 on: then ranks of the group are global ranks."""
     if key is None or key[1] == "default_pg" or (key[0] == "0" and not key[1]):
         return True
-    return all(one.progress is not None and one.progress.group_rank == rank for rank, one in fronts.items())
+    return all(front.progress is not None and front.progress.group_rank == rank for rank, front in fronts.items())
 
 
 def group_size(job: LoggedJob, fronts: Fronts) -> tuple[int, bool]:

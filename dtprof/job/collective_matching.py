@@ -228,19 +228,19 @@ def match_operations(batch: RankBatch) -> list[MatchedOperations]:
     groups_of = _groups_of(batch.tables, chosen)
     found = [MatchedOperations() for _ in batch.tables]
     messages: list[_Messages] = []
-    for one, begin, end in zip(chosen, bounds, bounds[1:], strict=False):
-        group = groups_of[one.place].get(one.group)
+    for key, begin, end in zip(chosen, bounds, bounds[1:], strict=False):
+        group = groups_of[key.place].get(key.group)
         if group is None:
-            found[one.place].unmatched += end - begin
-        elif one.is_p2p:
-            messages.append(_Messages(place=one.place, group=group, rows=rows[begin:end]))
+            found[key.place].unmatched += end - begin
+        elif key.is_p2p:
+            messages.append(_Messages(place=key.place, group=group, rows=rows[begin:end]))
         else:
             own, own_seqs = rows[begin:end], seqs[begin:end]
             if repeated[begin : end - 1].any():
                 only = np.concatenate(([True], ~repeated[begin : end - 1]))
-                found[one.place].unmatched += end - begin - int(np.count_nonzero(only))
+                found[key.place].unmatched += end - begin - int(np.count_nonzero(only))
                 own, own_seqs = own[only], own_seqs[only]
-            found[one.place].add(Channel(group), own, own_seqs)
+            found[key.place].add(Channel(group), own, own_seqs)
     _match_messages(batch, messages, found)
     return found
 
@@ -269,8 +269,8 @@ class _Messages(NamedTuple):
 def _groups_of(tables: Sequence[RankTables], chosen: Iterable[_Key]) -> list[dict[int, GroupId]]:
     """Identify the groups of each rank that have operations, by their number in its records."""
     occur: list[set[int]] = [set() for _ in tables]
-    for one in chosen:
-        occur[one.place].add(one.group)
+    for key in chosen:
+        occur[key.place].add(key.group)
     return [identify_groups(own.groups, groups) for own, groups in zip(tables, occur, strict=True)]
 
 
@@ -289,34 +289,37 @@ def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequenc
     """
     placed: list[_Messages] = []
     members: list[int] = []
-    for one in every:
-        tables = batch.tables[one.place]
-        own = one.group.ranks.place_of(tables.rank)
+    for messages in every:
+        tables = batch.tables[messages.place]
+        own = messages.group.ranks.place_of(tables.rank)
         if own < 0 or tables.dropped_events:  # without all earlier messages the order is not known
-            found[one.place].unmatched += len(one.rows)
+            found[messages.place].unmatched += len(messages.rows)
         else:
-            placed.append(one)
+            placed.append(messages)
             members.append(own)
     if not placed:
         return
-    lengths = [len(one.rows) for one in placed]
+    lengths = [len(messages.rows) for messages in placed]
     which = np.repeat(np.arange(len(placed)), lengths)
-    rows = np.concatenate([one.rows for one in placed])
-    in_table = rows + np.repeat([batch.operations.bounds[one.place] for one in placed], lengths)
+    rows = np.concatenate([messages.rows for messages in placed])
+    in_table = rows + np.repeat([batch.operations.bounds[messages.place] for messages in placed], lengths)
     operations = batch.operations.table
     is_send = batch.operations.is_named(POINT_TO_POINT[:1])[in_table]
     peer = operations["peer"][in_table].astype(np.int64)
-    messages_of = ((select(batch.operations.of(one.place), one.rows), batch.tables[one.place].groups) for one in placed)
+    messages_of = (
+        (select(batch.operations.of(messages.place), messages.rows), batch.tables[messages.place].groups)
+        for messages in placed
+    )
     tag = np.concatenate([message_tags(messages, groups) for messages, groups in messages_of])
-    sizes = np.repeat([one.group.size for one in placed], lengths)
+    sizes = np.repeat([messages.group.size for messages in placed], lengths)
     known = (peer >= 0) & (peer < sizes) & (peer != np.repeat(members, lengths))
-    first_steps = [batch.tables[one.place].first_whole_step for one in placed]
+    first_steps = [batch.tables[messages.place].first_whole_step for messages in placed]
     by_step = np.repeat([step is not None for step in first_steps], lengths)
     step = np.where(by_step, operations["step"][in_table].astype(np.int64), 0)
     known &= step >= np.repeat([first or 0 for first in first_steps], lengths)
     step %= _STEPS
-    for one, unknown in zip(placed, np.bincount(which[~known], minlength=len(placed)).tolist(), strict=True):
-        found[one.place].unmatched += unknown
+    for messages, unknown in zip(placed, np.bincount(which[~known], minlength=len(placed)).tolist(), strict=True):
+        found[messages.place].unmatched += unknown
     pair_key = which << 33 | is_send.astype(np.int64) << 32 | peer
     order = np.lexsort((rows, step, tag, pair_key) if by_step.any() else (rows, tag, pair_key))
     order = order[known[order]]
@@ -330,14 +333,16 @@ def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequenc
     seqs = tag << 32 | step * MAX_OF_STEP + nth
     fits = ~by_step | (nth < MAX_OF_STEP)
     if not fits.all():
-        for one, beyond in zip(placed, np.bincount(pair_key[~fits] >> 33, minlength=len(placed)).tolist(), strict=True):
-            found[one.place].unmatched += beyond
+        for messages, beyond in zip(
+            placed, np.bincount(pair_key[~fits] >> 33, minlength=len(placed)).tolist(), strict=True
+        ):
+            found[messages.place].unmatched += beyond
         pair_key, rows, seqs = pair_key[fits], rows[fits], seqs[fits]
     bounds = _bounds(pair_key)
     for number, begin, end in zip(pair_key[bounds[:-1]].tolist(), bounds, bounds[1:], strict=False):
-        one, own, other = placed[number >> 33], members[number >> 33], number & 0xFFFFFFFF
+        messages, own, other = placed[number >> 33], members[number >> 33], number & 0xFFFFFFFF
         sender, receiver = (own, other) if number >> 32 & 1 else (other, own)
-        found[one.place].add(Channel(one.group, sender, receiver), rows[begin:end], seqs[begin:end])
+        found[messages.place].add(Channel(messages.group, sender, receiver), rows[begin:end], seqs[begin:end])
 
 
 def duration_of(operations: Array) -> Column:
@@ -358,21 +363,21 @@ def describe_operations(
 ) -> list[RankInstances]:
     """Describe the operations of each rank as instances that only it has recorded."""
     operations, tables = batch.operations.table, batch.tables
-    lengths = [len(one.every_row) for one in matched]
+    lengths = [len(result.every_row) for result in matched]
     of_each = functools.partial(np.repeat, repeats=lengths)
-    some = np.concatenate([one.every_row for one in matched]) + of_each(batch.operations.bounds[:-1])
+    some = np.concatenate([result.every_row for result in matched]) + of_each(batch.operations.bounds[:-1])
     ranks = of_each([table.rank for table in tables])
     duration = duration_of(operations)
     duration[operations["done_ns"] == UNKNOWN_NS] = FAR
     start = start_of(operations)[some]
     by_host = ((operations["flags"] & codes.DEVICE) != 0) & ~is_placed(operations)
     columns = {
-        "seq": np.concatenate([seqs for one in matched for seqs in one.seqs] or [np.zeros(0, np.int64)]),
+        "seq": np.concatenate([seqs for result in matched for seqs in result.seqs] or [np.zeros(0, np.int64)]),
         "first_start": start,
         "last_start": start,
         "min_duration": duration[some],
         "op": np.minimum(operations["op"][some], of_each([len(table.ops) for table in tables])),
-        "api": np.concatenate([one.of_operation for one in apis])[some],
+        "api": np.concatenate([labels.of_operation for labels in apis])[some],
         "first_rank": ranks,
         "last_rank": ranks,
         "host": by_host[some],
@@ -388,16 +393,16 @@ def describe_operations(
     has_root = operations["peer"][some] >= 0
     described = []
     ends = itertools.accumulate(lengths)
-    for i, (one, own, end) in enumerate(zip(tables, matched, ends, strict=True)):
+    for i, (table, own, end) in enumerate(zip(tables, matched, ends, strict=True)):
         begin = end - lengths[i]
         by_channel = split(rows[begin:end], own.channels, own.rows)
         is_p2p = own.of_each(channel.is_p2p for channel in own.channels) > 0
         if (has_root[begin:end] & ~is_p2p).any():
-            _describe_roots(one.rank, batch.operations.of(i), own, by_channel)
+            _describe_roots(table.rank, batch.operations.of(i), own, by_channel)
         described.append(
             RankInstances(
-                clocks=(one.boot_id, f"{one.boot_id}, by the host"),
-                ops=(*one.ops, UNNAMED),
+                clocks=(table.boot_id, f"{table.boot_id}, by the host"),
+                ops=(*table.ops, UNNAMED),
                 apis=apis[i].names,
                 rows=by_channel,
             )

@@ -126,4 +126,4 @@ def _rows(tables: Sequence[RankTables], parts: Sequence[Array], sound: Callable[
         parts = [sound(part) for part in parts] if len(parts) > 1 else [found]
         table = join(parts)
     bounds = [0, *itertools.accumulate(map(len, parts))]
-    return Rows(table=table, bounds=bounds, names=[one.ops for one in tables])
+    return Rows(table=table, bounds=bounds, names=[rank.ops for rank in tables])

@@ -156,7 +156,7 @@ def assess_job(ranks: Mapping[int, RankProgress], *, hang_after_s: float, usual_
     phases = {rank.phase for rank in ranks.values() if not rank.waits} or {RankPhase.STEPS}
     threshold = max(
         (stall_threshold(hang_after_s=hang_after_s, usual_pause_s=usual_pause_s, phase=phase) for phase in phases),
-        key=lambda one: one.seconds,
+        key=lambda threshold: threshold.seconds,
     )
     states = {number: _state(rank.quiet_s, threshold) for number, rank in ranks.items()}
     quiet_s = min((rank.quiet_s for rank in ranks.values()), default=0.0)

@@ -15,7 +15,7 @@ from dtprof.lint.walker import place_of
 def check_handlers(function: Function, sequences: Sequences) -> Iterator[LintFinding]:
     """Yield collectives that only the ranks issue on which an exception was raised."""
     for statement, handler, tokens in sequences.handlers(function):
-        operation = next((one for token in tokens for one in token.operations()), None)
+        operation = next((operation for token in tokens for operation in token.operations()), None)
         if operation is None or operation.place is None:
             continue
         excused = not operation.is_sure if handler is None else _is_deterministic(handler)

@@ -44,7 +44,7 @@ def lint(paths: Iterable[Path]) -> LintResult:
         own = [
             finding for function in module.everything for finding in _findings(function, scopes, sequences, problems)
         ]
-        for finding in sorted(own, key=lambda one: (one.place.line, one.place.column, one.kind)):
+        for finding in sorted(own, key=lambda finding: (finding.place.line, finding.place.column, finding.kind)):
             lines = {place.line for place in (finding.place, finding.condition, finding.called_from) if place}
             if lines & reasons:
                 ignored += 1
@@ -95,14 +95,14 @@ def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     seen: set[Path] = set()
     for path in paths:
         if path.is_dir():
-            inside = sorted(one for one in path.rglob("*.py") if not _is_skipped(one.relative_to(path)))
-            found = [(one, False) for one in inside]
+            inside = sorted(file for file in path.rglob("*.py") if not _is_skipped(file.relative_to(path)))
+            found = [(file, False) for file in inside]
         else:
             found = [(path, True)]
-        for one, named in found:
-            if (resolved := one.absolute()) not in seen:
+        for file, named in found:
+            if (resolved := file.absolute()) not in seen:
                 seen.add(resolved)
-                yield one, named
+                yield file, named
 
 
 def _is_skipped(path: Path) -> bool:

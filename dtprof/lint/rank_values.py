@@ -31,19 +31,19 @@ class Value:
     @property
     def splits(self) -> bool:
         """Say whether the value differs between ranks."""
-        return self.differs or (self.known is not None and any(_unlike(one, self.known[0]) for one in self.known))
+        return self.differs or (self.known is not None and any(_unlike(value, self.known[0]) for value in self.known))
 
     @property
     def is_plain(self) -> bool:
         """Say whether it is a number, a text or a flag."""
-        return self.known is not None and all(isinstance(one, int | float | str) for one in self.known)
+        return self.known is not None and all(isinstance(value, int | float | str) for value in self.known)
 
 
 UNKNOWN = Value()
 UNWRAPPED = Value(unwrapped=True)
 WORLD = Value(group="")
 _EXAMPLE = tuple(rank == 0 for rank in range(NUM_RANKS))
-_COUNTER_EXAMPLE = tuple(not one for one in _EXAMPLE)
+_COUNTER_EXAMPLE = tuple(not value for value in _EXAMPLE)
 
 
 def same(value: object) -> Value:
@@ -156,7 +156,7 @@ def calculate(left: Value, how: ast.operator, right: Value) -> Value:
 def negate(value: Value) -> Value:
     """Return `not value`."""
     decided = truth(value)
-    return UNKNOWN if decided is None else replace(value, known=tuple(not one for one in decided), differs=False)
+    return UNKNOWN if decided is None else replace(value, known=tuple(not value for value in decided), differs=False)
 
 
 def all_or_any(values: Sequence[Value], *, conjunction: bool) -> Value:

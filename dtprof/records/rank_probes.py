@@ -150,7 +150,7 @@ def parse_probe(fields: Mapping[str, Any]) -> RankProbe:
         TypeError, KeyError, ValueError: it is none.
     """
     known = _known(RankProbe, fields)
-    known["interfaces"] = [Interface(**_known(Interface, one)) for one in known.get("interfaces", ())]
+    known["interfaces"] = [Interface(**_known(Interface, interface)) for interface in known.get("interfaces", ())]
     return RankProbe(**known)
 
 
@@ -168,9 +168,9 @@ def parse_joint(fields: Mapping[str, Any]) -> JointProbe:
     """Return a joint document; see `parse_probe`."""
     return JointProbe(
         rank=int(fields["rank"]),
-        probes=[parse_probe(one) for one in fields.get("probes", ())],
-        links=[parse_link(one) for one in fields.get("links", ())],
-        collectives=[parse_collective(one) for one in fields.get("collectives", ())],
+        probes=[parse_probe(probe) for probe in fields.get("probes", ())],
+        links=[parse_link(link) for link in fields.get("links", ())],
+        collectives=[parse_collective(collective) for collective in fields.get("collectives", ())],
         unmeasured=[str(text) for text in fields.get("unmeasured", ())],
     )
 
@@ -213,7 +213,7 @@ def _keep_further(probes: dict[tuple[int, str, int], RankProbe], probe: RankProb
 
 
 def _known(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
-    names = {one.name for one in dataclasses.fields(cls)}
+    names = {field.name for field in dataclasses.fields(cls)}
     return {name: value for name, value in fields.items() if name in names}
 
 

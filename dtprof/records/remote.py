@@ -118,14 +118,14 @@ class RemoteFiles:
         if stale:
             with _translated(self.url):
                 file_system = _open(self.url)[0]
-                drafts = {one: place / f"{one.name}.{os.getpid()}.part" for one in stale}
+                drafts = {file: place / f"{file.name}.{os.getpid()}.part" for file in stale}
                 for draft in drafts.values():
                     draft.parent.mkdir(parents=True, exist_ok=True)
-                _get(file_system, {f"{self.root}/{one.name}": draft for one, draft in drafts.items()})
-                for one, draft in drafts.items():
+                _get(file_system, {f"{self.root}/{file.name}": draft for file, draft in drafts.items()})
+                for file, draft in drafts.items():
                     if draft.exists():
-                        _sign(draft, one)
-                        draft.replace(place / one.name)
+                        _sign(draft, file)
+                        draft.replace(place / file.name)
         return place
 
 
@@ -174,7 +174,7 @@ def _forget_others(remote: RemoteFiles) -> None:
         elif entry.name not in remote.files:
             shutil.rmtree(entry, ignore_errors=True)
         elif entry.is_dir():
-            kept = {one.name for one in remote.files[entry.name]}
+            kept = {file.name for file in remote.files[entry.name]}
             for copy in entry.iterdir():
                 if f"{entry.name}/{copy.name}" not in kept and copy.is_file() and copy.suffix != ".part":
                     copy.unlink(missing_ok=True)

@@ -310,7 +310,7 @@ class RunFollower:
     def _find_ranks(self) -> None:
         try:
             with os.scandir(self._run) as found:
-                names = {one.name for one in found}
+                names = {entry.name for entry in found}
         except OSError:
             return
         for name in sorted(names - self._passed):
@@ -363,8 +363,8 @@ class _Read(NamedTuple):
 
 def _grow(read: Sequence[_Read]) -> dict[int, Growth]:
     """Return the new records of ranks; of few records each they are decoded together."""
-    found = iter(decode_each([log for one in read for log in (one.settled, one.unsettled)]))
-    return {one.rank: one.log.grow(next(found), next(found)) for one in read}
+    found = iter(decode_each([log for rank in read for log in (rank.settled, rank.unsettled)]))
+    return {rank.rank: rank.log.grow(next(found), next(found)) for rank in read}
 
 
 class _Window:

@@ -92,7 +92,7 @@ class RunIndex:
         """
         facts = [_facts(row) for row in self._current()]
         chosen = [fact for fact in facts if wanted.takes(fact)]
-        return sorted(chosen, key=lambda one: (-one.started_ns, one.name))
+        return sorted(chosen, key=lambda run: (-run.started_ns, run.name))
 
     def put_step(self, facts: RunFacts, step_ns: float | None) -> RunFacts:
         """Keep the measured duration of a step of a run; return its facts with that."""

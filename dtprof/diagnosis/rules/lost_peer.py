@@ -182,18 +182,18 @@ def _in_broadcast(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str])
     found = explain(ways, len(fronts), range(len(fronts)) if root is None else [root])
     if together < len(passed):  # of those that passed one went another way: no need to suspect one that waits
         odd = odd_ones(places)
-        found = {one for one in found if one.rank in odd} or {one for one in found if one.how != "more"}
+        found = {way for way in found if way.rank in odd} or {way for way in found if way.how != "more"}
     if not found:
         return None
-    guesses = [f"rank {one.rank} {HOW[one.how]}" for one in sorted(found)]
-    culprits = sorted({one.rank for one in found})
+    guesses = [f"rank {way.rank} {HOW[way.how]}" for way in sorted(found)]
+    culprits = sorted({way.rank for way in found})
     waiting = [rank for rank in sorted(fronts) if rank not in culprits]
     facts = [f"rank {rank}: broadcast, waited in {way}" for rank, way in sorted(ways.items())[:3]]
     facts.append(f"{list_ranks(passed)} had passed it, or never made it")
     facts.append("on gloo's way through a broadcast, this is what one rank that goes another way leaves")
     return log_finding(
         job,
-        "root-mismatch" if all(one.how == "root" for one in found) else "rank-skipped-collective",
+        "root-mismatch" if all(way.how == "root" for way in found) else "rank-skipped-collective",
         f"{' or '.join(guesses[:3]).capitalize()}; {wait_words(sorted(inside))} in it.",
         culprits=culprits,
         waiting=waiting,

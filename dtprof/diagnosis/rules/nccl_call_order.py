@@ -147,17 +147,19 @@ def _groups(job: LoggedJob) -> list[CommunicatorCalls]:
     ranks = ranks_by_process(list(found.values()))
     groups: dict[Hashable, list[Communicator]] = {}
     ordinals: dict[tuple[str, int], int] = {}
-    for one in found.values():
-        nth = ordinals[one.process, one.size] = ordinals.get((one.process, one.size), -1) + 1
-        groups.setdefault(one.number or (one.size, nth), []).append(one)
+    for communicator in found.values():
+        nth = ordinals[communicator.process, communicator.size] = (
+            ordinals.get((communicator.process, communicator.size), -1) + 1
+        )
+        groups.setdefault(communicator.number or (communicator.size, nth), []).append(communicator)
     result = []
     for members in groups.values():
         named = [(ranks[member.process], member) for member in members if member.process in ranks and member.calls]
         whole = len(named) == len({rank for rank, _ in named}) == members[0].size > 1
-        calls = _aligned([one for _, one in named]) if whole else None
+        calls = _aligned([communicator for _, communicator in named]) if whole else None
         if calls is not None:
             by_rank = {rank: aligned for (rank, _), aligned in zip(named, calls, strict=True)}
-            counted = all(one.rank is not None for _, one in named)
+            counted = all(communicator.rank is not None for _, communicator in named)
             result.append(CommunicatorCalls(size=members[0].size, calls=by_rank, counted=counted))
     return result
 

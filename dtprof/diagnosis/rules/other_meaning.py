@@ -36,25 +36,25 @@ def find_other_parameters(case: Case) -> Iterator[Finding]:
             if parameter.group in names:
                 wrapped.setdefault((names[parameter.group], parameter.by, nth), {})[rank.rank] = parameter
     for (group, _, _), here in wrapped.items():
-        if len({one.names for one in here.values()}) > 1:
+        if len({parameters.names for parameters in here.values()}) > 1:
             yield _parameters_finding(job, group, here)
             return  # those inside of a wrapper, and after it, differ as well
 
 
 def _parameters_finding(job: JobState, group: GroupId, here: dict[int, WrappedParameters]) -> Finding:
-    counted = Counter(one.names for one in here.values())
+    counted = Counter(parameters.names for parameters in here.values())
     usual, most = counted.most_common(1)[0]
     is_tie = 2 * most <= len(here)
-    culprits = tuple(sorted(rank for rank, one in here.items() if is_tie or one.names != usual))
+    culprits = tuple(sorted(rank for rank, parameters in here.items() if is_tie or parameters.names != usual))
     mine = here[culprits[0]]
-    theirs = next(one for one in here.values() if one.names != mine.names)
+    theirs = next(parameters for parameters in here.values() if parameters.names != mine.names)
     others = "another rank has" if is_tie else "they have"
     differs = next(
         (f"{a} where {others} {b}" for a, b in zip(mine.some, theirs.some, strict=False) if a != b),
         f"names after the first {len(mine.some)} differ",
     )
     known = job.group(group)
-    sites = {rank: one.site for rank, one in here.items() if one.site is not None}
+    sites = {rank: parameters.site for rank, parameters in here.items() if parameters.site is not None}
     order = "in orders that differ" if is_tie else "in another order than the others"
     return Finding(
         kind="step-mismatch",
@@ -66,7 +66,9 @@ def _parameters_finding(job: JobState, group: GroupId, here: dict[int, WrappedPa
         group=known,
         call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
-        evidence=tuple(f"rank {rank}: {', '.join(one.some[:4])}, ..." for rank, one in sorted(here.items())[:8]),
+        evidence=tuple(
+            f"rank {rank}: {', '.join(parameters.some[:4])}, ..." for rank, parameters in sorted(here.items())[:8]
+        ),
         advice=("Register modules in one order on all ranks: from a list or sorted names, never from a set.",),
     )
 

@@ -128,7 +128,7 @@ def find_failed_exit(case: Case) -> Iterator[Finding]:
 
 def _exhausted_words(rank: RankState, error: ExceptionRecord) -> list[str]:
     """Give the memory of a rank by category, where the exception says that its memory ran out."""
-    found = next((one for one in rank.out_of_memory if one.message[:200] == error.message[:200]), None)
+    found = next((record for record in rank.out_of_memory if record.message[:200] == error.message[:200]), None)
     if found is None or not any(found.held_bytes.values()):
         return []
     files = [shot.file for shot in rank.snapshots if shot.why == "out of memory" and shot.state == "written"]

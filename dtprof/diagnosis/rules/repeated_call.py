@@ -65,8 +65,8 @@ def find_ahead(case: Case) -> Iterator[Finding]:
     others = {rank: o for rank, o in waiting.items() if o.label == usual}
     reference = (job.ranks[min(others)], others[min(others)])
     odd = [(job.ranks[rank], o) for rank, o in ahead.items()]
-    is_ahead = all(is_ahead_by_a_counter(job, one, reference) for one in odd)
-    past = {one[0].rank: site for one in odd if not is_ahead and (site := find_counter_past(job, one, reference))}
+    is_ahead = all(is_ahead_by_a_counter(job, mine, reference) for mine in odd)
+    past = {mine[0].rank: site for mine in odd if not is_ahead and (site := find_counter_past(job, mine, reference))}
     if few < most and (is_ahead or len(past) == few):
         culprits, awaited, now = tuple(sorted(ahead)), others[min(others)], ahead[min(ahead)]
         yield Finding(

@@ -26,15 +26,19 @@ def find_fingerprints(job: LoggedJob) -> Suspicion:
         said = f"rank {only.rank} reports a mismatch in {_words(only)}, and no peer's side of it is in the log"
         return _lone(only, job, said)
     aspects: tuple[tuple[str, str, Callable[[Fingerprint], Hashable]], ...] = (
-        ("collective-order-mismatch", "different operations", lambda one: operation(one.op) or one.op),
-        ("dtype-mismatch", "different element types", lambda one: one.dtype),
-        ("size-mismatch", "different shapes", lambda one: one.shape),
+        (
+            "collective-order-mismatch",
+            "different operations",
+            lambda fingerprint: operation(fingerprint.op) or fingerprint.op,
+        ),
+        ("dtype-mismatch", "different element types", lambda fingerprint: fingerprint.dtype),
+        ("size-mismatch", "different shapes", lambda fingerprint: fingerprint.shape),
     )
     for kind, words, value in aspects:
-        values = {rank: value(one) for rank, one in prints.items()}
+        values = {rank: value(fingerprint) for rank, fingerprint in prints.items()}
         if len(set(values.values())) > 1:
             return _mismatch(kind, words, values, prints, job, empty)
-    sequence = {one.seq for one in prints.values() if one.seq is not None}
+    sequence = {fingerprint.seq for fingerprint in prints.values() if fingerprint.seq is not None}
     if len(sequence) > 1:
         return (
             f"torch's debug wrapper gives {list_ranks(list(prints))} different sequence numbers of the same operation "
@@ -56,24 +60,24 @@ def _by_rank(prints: Iterable[Fingerprint]) -> tuple[dict[int, Fingerprint], set
     by_peers: dict[int, Fingerprint] = {}
     empty: set[int] = set()
     expected: dict[int | None, int] = {}
-    for one in prints:
-        if one.reported_by == one.rank:
-            own.setdefault(one.rank, one)
-            expected[one.rank] = one.seq or 0
-    for one in prints:
-        if one.reported_by == one.rank:
+    for fingerprint in prints:
+        if fingerprint.reported_by == fingerprint.rank:
+            own.setdefault(fingerprint.rank, fingerprint)
+            expected[fingerprint.rank] = fingerprint.seq or 0
+    for fingerprint in prints:
+        if fingerprint.reported_by == fingerprint.rank:
             continue
-        if one.seq == 0 and one.shape is None and max(expected.values(), default=0) > 1:
-            empty.add(one.rank)  # the wrapper prints zeros for a peer that sent nothing
+        if fingerprint.seq == 0 and fingerprint.shape is None and max(expected.values(), default=0) > 1:
+            empty.add(fingerprint.rank)  # the wrapper prints zeros for a peer that sent nothing
         else:
-            by_peers.setdefault(one.rank, one)
+            by_peers.setdefault(fingerprint.rank, fingerprint)
     return {**by_peers, **own}, empty
 
 
-def _words(one: Fingerprint) -> str:
-    parts = [operation(one.op) or one.op]
-    parts += [f"shape [{one.shape}]"] if one.shape is not None else []
-    parts += [one.dtype] if one.dtype else []
+def _words(fingerprint: Fingerprint) -> str:
+    parts = [operation(fingerprint.op) or fingerprint.op]
+    parts += [f"shape [{fingerprint.shape}]"] if fingerprint.shape is not None else []
+    parts += [fingerprint.dtype] if fingerprint.dtype else []
     return " ".join(parts)
 
 
@@ -84,7 +88,7 @@ def _mismatch(
     split = len(culprits) == len(values)
     others = [rank for rank in values if rank not in culprits]
     first = prints[culprits[0]]
-    facts = [f"rank {rank}: {_words(one)}" for rank, one in sorted(prints.items())[:3]]
+    facts = [f"rank {rank}: {_words(fingerprint)}" for rank, fingerprint in sorted(prints.items())[:3]]
     if empty:
         facts.append(f"nothing had come from {list_ranks(list(empty))} to another rank: zeros were not compared")
     if split:

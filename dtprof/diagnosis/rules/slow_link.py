@@ -39,7 +39,7 @@ def find_slow_links(case: Case) -> Iterator[Finding]:
     slow = [found for link in links if (found := _judge(link, links)) is not None]
     if not slow:
         return
-    pairs = {frozenset((one.rate.sender, one.rate.receiver)) for one in slow}
+    pairs = {frozenset((link.rate.sender, link.rate.receiver)) for link in slow}
     common = sorted(frozenset.intersection(*pairs))
     if not common:
         return  # the whole network, or several parts of it: no host and no link is to blame
@@ -69,7 +69,7 @@ def _judge(link: LinkRate, links: Sequence[LinkRate]) -> _SlowLink | None:
         if link.bytes_per_s < SLOW_SHARE * candidate.expected_bytes_per_s
         and link.busy_share * (1 - link.bytes_per_s / candidate.expected_bytes_per_s) >= MIN_COST
     ]
-    return max(slow, key=lambda one: one.expected_bytes_per_s, default=None)
+    return max(slow, key=lambda link: link.expected_bytes_per_s, default=None)
 
 
 def _choose_end(common: Sequence[str], links: Sequence[LinkRate]) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def _choose_end(common: Sequence[str], links: Sequence[LinkRate]) -> tuple[str, 
 def _finding(case: Case, slow: Sequence[_SlowLink], culprits: tuple[str, ...]) -> Finding:
     job = case.job
     ranks = tuple(sorted(rank.rank for rank in job.ranks.values() if rank.host in culprits))
-    worst = min(slow, key=lambda one: one.rate.bytes_per_s / one.expected_bytes_per_s)
+    worst = min(slow, key=lambda link: link.rate.bytes_per_s / link.expected_bytes_per_s)
     rate, expected = worst.rate, worst.expected_bytes_per_s
     before = "before" if worst.is_by_past else "on other links of the job"
     subject = (
@@ -111,7 +111,7 @@ def _finding(case: Case, slow: Sequence[_SlowLink], culprits: tuple[str, ...]) -
         confidence=0.85 if one_end else 0.8,
         call_sites=call_sites(waiting),
         evidence=(
-            *(_seen(one) for one in sorted(slow, key=lambda one: one.rate.bytes_per_s)[:MOST_SHOWN]),
+            *(_seen(link) for link in sorted(slow, key=lambda link: link.rate.bytes_per_s)[:MOST_SHOWN]),
             *_queue_words(culprits, slow),
         ),
         advice=(
@@ -126,9 +126,9 @@ def _finding(case: Case, slow: Sequence[_SlowLink], culprits: tuple[str, ...]) -
     )
 
 
-def _seen(one: _SlowLink) -> str:
-    rate = one.rate
-    before = "before" if one.is_by_past else "elsewhere"
+def _seen(link: _SlowLink) -> str:
+    rate = link.rate
+    before = "before" if link.is_by_past else "elsewhere"
     again = (
         f", {format_fraction(rate.retransmitted_share, 0)} of segments sent again"
         if rate.retransmitted_share >= 0.01
@@ -137,13 +137,13 @@ def _seen(one: _SlowLink) -> str:
     return (
         f"{rate.sender} to {rate.receiver}: {_per_s(rate.bytes_per_s)} while data was under way, which it was for "
         f"{format_fraction(min(1.0, rate.busy_share), 0)} of {rate.window_s:.0f} s; {before} "
-        f"{_per_s(one.expected_bytes_per_s)}{again}"
+        f"{_per_s(link.expected_bytes_per_s)}{again}"
     )
 
 
 def _queue_words(culprits: tuple[str, ...], slow: Sequence[_SlowLink]) -> Iterator[str]:
     for host in culprits:
-        share = max((one.rate.queued_share or 0.0 for one in slow if one.rate.sender == host), default=0.0)
+        share = max((link.rate.queued_share or 0.0 for link in slow if link.rate.sender == host), default=0.0)
         if share >= QUEUED_SHARE:
             yield f"data waited in the queue of {host}'s own interface at {format_fraction(share, 0)} of the samples"
 

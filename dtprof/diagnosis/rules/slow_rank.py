@@ -46,7 +46,7 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
         if not _is_sure(job, straggler.last_share, lag, stragglers.steps):
             continue
         rank = job.ranks.get(straggler.rank)
-        culprits = tuple(sorted(one.rank for one in slow))
+        culprits = tuple(sorted(straggler.rank for straggler in slow))
         named = list_ranks(culprits)
         summary = f"{named[0].upper()}{named[1:]} {'is' if alone else 'are'} late in most steps; steps would be "
         summary += f"{slowdown:.3g} times as fast without {'its' if alone else 'their'} lag."
@@ -59,9 +59,11 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
             confidence=0.85,
             step=rank.steps if rank else None,
             culprit_call_sites={
-                one.rank: Site(file=one.sampled.file, line=one.sampled.line, function=one.sampled.function)
-                for one in slow
-                if one.sampled is not None
+                straggler.rank: Site(
+                    file=straggler.sampled.file, line=straggler.sampled.line, function=straggler.sampled.function
+                )
+                for straggler in slow
+                if straggler.sampled is not None
             },
             evidence=(*_list_facts(straggler, stragglers.found), *_list_span(stragglers)),
             advice=(

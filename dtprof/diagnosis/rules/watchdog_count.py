@@ -77,10 +77,10 @@ def _find_observer(job: LoggedJob, group: Group | None, seq: int, waiting: tuple
 def _groups(job: LoggedJob) -> dict[tuple[str, str], RankCounts]:
     """Return the newest counts of each rank, by group, of groups with the counts of several ranks."""
     groups: dict[tuple[str, str], RankCounts] = {}
-    for one in job.facts.progress:
-        if one.rank is not None and one.enqueued is not None and one.completed is not None:
-            counts = Counts(one.group_rank, one.enqueued, one.completed)
-            groups.setdefault((one.group, one.description), {})[one.rank] = counts
+    for progress in job.facts.progress:
+        if progress.rank is not None and progress.enqueued is not None and progress.completed is not None:
+            counts = Counts(progress.group_rank, progress.enqueued, progress.completed)
+            groups.setdefault((progress.group, progress.description), {})[progress.rank] = counts
     return {key: counts for key, counts in groups.items() if len(counts) > 1}
 
 

@@ -35,7 +35,7 @@ def find_timeouts(job: LoggedJob) -> Finding | None:
         return None
     key, fronts = max(groups.items(), key=lambda item: len(item[1]))
     late = [front.timeout for front in fronts.values()]
-    if all(one.limit_ms and one.ran_ms >= SUSPENDED * one.limit_ms for one in late):
+    if all(timeout.limit_ms and timeout.ran_ms >= SUSPENDED * timeout.limit_ms for timeout in late):
         return _suspended(job, key, fronts)
     if one_number_for_many(job.facts.timeouts):
         reason = "this torch prints ranks of groups, and one number stands for several processes"
@@ -43,7 +43,7 @@ def find_timeouts(job: LoggedJob) -> Finding | None:
     if operation_of(late[0]) in ("send", "recv", None):
         reason = "of messages between two ranks the log does not name the other side"
         return _no_culprit(job, key, fronts, (), reason)
-    if key is None and len({(one.seq, one.op) for one in late}) > 1:
+    if key is None and len({(timeout.seq, timeout.op) for timeout in late}) > 1:
         reason = "this torch prints no group: sequence numbers that differ may belong to different groups"
         return _no_culprit(job, key, fronts, (), reason)
     return (
@@ -86,9 +86,9 @@ def _outstanding(fronts: Fronts) -> tuple[str, ...]:
 
 
 def _suspended(job: LoggedJob, key: Key, fronts: Fronts) -> Finding:
-    one = next(iter(fronts.values())).timeout
+    timeout = next(iter(fronts.values())).timeout
     reason = (
-        f"an operation ran {one.ran_ms / 1000:.0f} s against a limit of {one.limit_ms / 1000:.0f} s: "
+        f"an operation ran {timeout.ran_ms / 1000:.0f} s against a limit of {timeout.limit_ms / 1000:.0f} s: "
         "the processes were suspended, or their hosts stalled"
     )
     return _no_culprit(job, key, fronts, (reason,), reason)
@@ -97,10 +97,12 @@ def _suspended(job: LoggedJob, key: Key, fronts: Fronts) -> Finding:
 def _disagreement(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
     """Return the finding for members that made different operations, or sizes, at one position."""
     seq = usual_front(fronts).seq
-    here = {rank: one.timeout for rank, one in fronts.items() if one.timeout.seq == seq}
-    ops: dict[int, Hashable] = {rank: operation_of(one) or one.op for rank, one in here.items()}
+    here = {rank: front.timeout for rank, front in fronts.items() if front.timeout.seq == seq}
+    ops: dict[int, Hashable] = {rank: operation_of(timeout) or timeout.op for rank, timeout in here.items()}
     sizes: dict[int, Hashable] = {
-        rank: (one.numel_in, one.numel_out) for rank, one in here.items() if operation_of(one) in AGREE_IN_SIZE
+        rank: (timeout.numel_in, timeout.numel_out)
+        for rank, timeout in here.items()
+        if operation_of(timeout) in AGREE_IN_SIZE
     }
     if len(set(ops.values())) > 1:
         kind, values, words = "collective-order-mismatch", ops, "different operations"
@@ -123,13 +125,15 @@ def _disagreement(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
         group=group,
         op=operation_of(here[culprits[0]]),
         seq=seq,
-        evidence=tuple(f"rank {rank}: {one.op} of {one.numel_in} elements" for rank, one in sorted(here.items())[:4]),
+        evidence=tuple(
+            f"rank {rank}: {timeout.op} of {timeout.numel_in} elements" for rank, timeout in sorted(here.items())[:4]
+        ),
         advice=("Compare what these ranks call, and the sizes they pass.", COLLECT),
     )
 
 
 def _out_of_step(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
-    positions: dict[int, Hashable] = {rank: one.timeout.seq for rank, one in fronts.items()}
+    positions: dict[int, Hashable] = {rank: front.timeout.seq for rank, front in fronts.items()}
     if key is None or len(set(positions.values())) == 1:
         return None
     culprits = odd_ones(positions)
@@ -162,7 +166,11 @@ def _behind(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
     usual, group = usual_front(fronts), group_at(key, set(fronts))
     if key is None or usual.seq is None or is_ambiguous(fronts):
         return None
-    reported = {one.rank: one.enqueued for one in job.facts.progress if (one.group, one.description) == key}
+    reported = {
+        progress.rank: progress.enqueued
+        for progress in job.facts.progress
+        if (progress.group, progress.description) == key
+    }
     behind = {r: done for r, done in reported.items() if r is not None and r not in fronts and done is not None}
     enqueued = {rank: behind[rank] for rank in sorted(behind) if behind[rank] < usual.seq}
     if not enqueued or len(enqueued) > len(fronts):

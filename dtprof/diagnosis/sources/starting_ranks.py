@@ -29,11 +29,13 @@ def find_starting(
         if not isinstance(processes, dict) or not isinstance(t_ns, int):
             continue
         ranks = {int(pid): rank for pid, seen in processes.items() if (rank := _rank_of(pid, seen)) is not None}
-        for one in read_stacks(document, ranks):
-            if one.rank in known or not 0 <= one.rank < world_size or one.state == "gone":
+        for process in read_stacks(document, ranks):
+            if process.rank in known or not 0 <= process.rank < world_size or process.state == "gone":
                 continue
-            stack = main_stack(one)
-            found[one.rank] = RankState(rank=one.rank, attempt=0, pid=one.pid, host="", last_ns=t_ns, stack=stack)
+            stack = main_stack(process)
+            found[process.rank] = RankState(
+                rank=process.rank, attempt=0, pid=process.pid, host="", last_ns=t_ns, stack=stack
+            )
     return found
 
 

@@ -42,7 +42,9 @@ def find_unwaiting(run: Path, waits: Sequence[RendezvousWait]) -> tuple[str, ...
     waiting = {paths.node_folder_name(wait.host).removeprefix("node-") for wait in waits}
     needed_ns = int((min(wait.waited_s for wait in waits) + BEYOND_S) * 1e9)
     here = (samples for samples in newest_by_node(run) if samples.node not in waiting and len(samples.host))
-    return tuple(one.node for one in here if int(one.host["t_ns"][-1] - one.host["t_ns"][0]) >= needed_ns)
+    return tuple(
+        launcher.node for launcher in here if int(launcher.host["t_ns"][-1] - launcher.host["t_ns"][0]) >= needed_ns
+    )
 
 
 def find_earlier(run: Path, waits: Sequence[RendezvousWait]) -> tuple[tuple[str, ...], str]:

@@ -67,7 +67,7 @@ def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cp
 def _world_size(ranks: Sequence[RankTally]) -> int:
     newest = max((own.tables.attempt for own in ranks), default=0)
     tables = [own.tables for own in ranks if own.tables.attempt == newest]
-    return resolve_world_size((one.world_size for one in tables), (one.rank for one in tables))
+    return resolve_world_size((table.world_size for table in tables), (table.rank for table in tables))
 
 
 def choose_ranks(tally: NodeTally, shown: Sequence[int]) -> tuple[int, ...]:

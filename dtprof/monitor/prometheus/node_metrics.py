@@ -16,7 +16,7 @@ def list_node_metrics(state: NodeState) -> Iterator[Metric]:
     """Return the metrics of the node and its devices; none where it is not sampled."""
     if state.sample is None:
         return
-    host = dict(zip((one.name for one in HOST), state.sample.host, strict=False))
+    host = dict(zip((column.name for column in HOST), state.sample.host, strict=False))
     busy, system = host.get("cpu_busy_s"), host.get("cpu_system_s")
     user = busy - system if busy is not None and system is not None else None
     modes = {"user": user, "system": system, "iowait": host.get("cpu_iowait_s"), "steal": host.get("cpu_steal_s")}
@@ -36,10 +36,13 @@ def _gpus(state: NodeState) -> Iterator[Metric]:
     rows = described if isinstance(described, list) else []
     devices = {str(row.get("index")): row for row in rows if isinstance(row, dict)}
     values = {
-        str(index): dict(zip((one.name for one in GPU), row, strict=False)) for index, row in state.sample.gpus.items()
+        str(index): dict(zip((column.name for column in GPU), row, strict=False))
+        for index, row in state.sample.gpus.items()
     }
-    yield c.GPU_INFO.family({(gpu, str(one.get("name")), str(one.get("uuid"))): 1 for gpu, one in devices.items()})
-    sizes = ((gpu, _number(one.get("memory_bytes"))) for gpu, one in devices.items())
+    yield c.GPU_INFO.family(
+        {(gpu, str(device.get("name")), str(device.get("uuid"))): 1 for gpu, device in devices.items()}
+    )
+    sizes = ((gpu, _number(device.get("memory_bytes"))) for gpu, device in devices.items())
     yield c.GPU_MEMORY_SIZE.family({(gpu,): size for gpu, size in sizes if size is not None})
     for metric, name, scale in (
         (c.GPU_UTILISATION, "utilisation", 1.0),

@@ -182,13 +182,13 @@ class Feed:
         with self._lock:
             self.asked = self._clock()
             self._poll()
-            chosen = [one for one in self.pages if one.name == page] or self.pages[:1]
-            self._watched |= {one.name: self.asked for one in chosen}
+            chosen = [page_ for page_ in self.pages if page_.name == page] or self.pages[:1]
+            self._watched |= {page_.name: self.asked for page_ in chosen}
             self._draw_pages(chosen)
             changed = {
                 panel.anchor: shown.document
-                for one in chosen
-                for panel in one.panels
+                for page_ in chosen
+                for panel in page_.panels
                 if (shown := self._shown[panel.anchor]).version > version
             }
             return {

@@ -87,7 +87,7 @@ class Runs:
                     return None
                 feed = self._feeds[name] = self._make_feed(path)
             feed.asked = feed.now()
-            for other in sorted(self._feeds, key=lambda one: -self._feeds[one].asked):
+            for other in sorted(self._feeds, key=lambda run: -self._feeds[run].asked):
                 idle = feed.now() - self._feeds[other].asked
                 if other != name and (idle > IDLE_S or len(self._feeds) > MAX_FEEDS):
                     self._feeds.pop(other).close()

@@ -16,10 +16,10 @@ MAX_LINES = 1 << 14
 LEAST_LINES, MOST_LINES = 16, 1024
 """Lines read of one node."""
 _HOST_USED, _CHARGED, _RECLAIMABLE = (
-    [one.name for one in node_samples.HOST].index(name)
+    [column.name for column in node_samples.HOST].index(name)
     for name in ("memory_used_bytes", "cgroup_memory_bytes", "cgroup_reclaimable_bytes")
 )
-_GPU_USED = [one.name for one in node_samples.GPU].index("memory_used_bytes")
+_GPU_USED = [column.name for column in node_samples.GPU].index("memory_used_bytes")
 
 
 def read_node_memory(run: Path) -> tuple[NodeMemory, ...]:

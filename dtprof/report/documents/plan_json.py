@@ -14,8 +14,8 @@ def plan_json(result: PlanResult) -> dict[str, object]:
         "plans": [_plan(plan) for plan in result.plans.plans],
         "refused": [{"layout": refused.layout, "reason": refused.reason} for refused in result.plans.refused],
         "check": [
-            {"figure": one.figure, "planned": one.planned, "measured": one.measured, "off": one.off}
-            for one in result.checked
+            {"figure": checked.figure, "planned": checked.planned, "measured": checked.measured, "off": checked.off}
+            for checked in result.checked
         ],
         "cannot_tell": [*result.plans.cannot_tell, *result.reasons],
     }

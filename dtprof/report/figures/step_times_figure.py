@@ -21,7 +21,7 @@ MAX_RANK_LINES = 8
 
 def draw_step_times(summary: Summary) -> Drawing | Nothing:
     """Draw the duration of every step; mark the steps that are not measured."""
-    series = [one for one in summary.step_series if one.duration_ns]
+    series = [times for times in summary.step_series if times.duration_ns]
     if not series:
         return Nothing(
             why="No step has both a begin and an end to measure.",

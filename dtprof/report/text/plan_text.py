@@ -25,12 +25,12 @@ def plan_text(result: PlanResult) -> str:
     else:
         lines += labelled("best", "none of the layouts fits", LABEL)
     lines += labelled("layouts", f"{plans.considered:,} with schedules and microbatches", LABEL)
-    for one in result.checked:
-        off = f"{100 * one.off:+.1f} %" if one.off is not None else "not known"
+    for checked in result.checked:
+        off = f"{100 * checked.off:+.1f} %" if checked.off is not None else "not known"
         lines += labelled(
             "check",
-            f"{one.figure}: planned {_figure(one.figure, one.planned)}, measured "
-            f"{_figure(one.figure, one.measured)}: {off}",
+            f"{checked.figure}: planned {_figure(checked.figure, checked.planned)}, measured "
+            f"{_figure(checked.figure, checked.measured)}: {off}",
             LABEL,
         )
     by_reason: dict[str, list[str]] = {}

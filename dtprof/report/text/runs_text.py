@@ -54,7 +54,7 @@ def step_changes(runs: Sequence[RunFacts]) -> Mapping[str, float]:
     """Return by name how much longer a step takes than in the run before of the same user, command and ranks."""
     before: dict[tuple[str, str, int], float] = {}
     changes = {}
-    for run in sorted(runs, key=lambda one: one.started_ns):
+    for run in sorted(runs, key=lambda run: run.started_ns):
         if run.step_ns is None:
             continue
         key = (run.user, run.command, run.num_ranks)

@@ -75,7 +75,9 @@ def _read_all(paths: Sequence[Path], labels: ArgumentTable) -> Iterator[tuple[Pa
     parts = [paths[i : i + FILES_AT_ONCE] for i in range(0, len(paths), FILES_AT_ONCE)]
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         for part, (dumps, theirs) in zip(parts, pool.imap(_read_part, parts), strict=True):
-            numbers = [labels.number(one.op, one.numel_in, one.numel_out, one.dtype, one.site) for one in theirs]
+            numbers = [
+                labels.number(entry.op, entry.numel_in, entry.numel_out, entry.dtype, entry.site) for entry in theirs
+            ]
             for path, dump in zip(part, dumps, strict=True):
                 yield path, _renumbered(dump, numbers) if isinstance(dump, Dump) else NotADumpError(dump)
 

@@ -114,7 +114,7 @@ class _Reader:
     def rank_state(self, rank: int) -> RankState:
         dump = self.dumps[rank]
         keys = [self.keys[rank, name] for name in dump.issued]
-        pending = {one.row: one for one in dump.pending}
+        pending = {entry.row: entry for entry in dump.pending}
         first_row = 0 if dump.whole else 1  # of a ring that has lost its beginning nobody knows how many came before
         channels, nth = self._channels(rank)
 
@@ -214,9 +214,9 @@ class _Reader:
         """
         dump = self.dumps[rank]
         open_messages: dict[tuple[str, str, tuple[int, int]], list[int]] = {}
-        for one in dump.pending:
-            if one.peers is not None:
-                open_messages.setdefault((one.group, one.op, one.peers), []).append(one.row)
+        for entry in dump.pending:
+            if entry.peers is not None:
+                open_messages.setdefault((entry.group, entry.op, entry.peers), []).append(entry.row)
         channels: dict[ChannelEnd, int] = {}
         nth: dict[int, int] = {}
         for (name, op, peers), count in dump.p2p_counts.items():
@@ -232,7 +232,7 @@ class _Reader:
     def _collectives(
         self, dump: Dump, keys: list[GroupId], pending: Mapping[int, UnfinishedOperation], first_row: int
     ) -> dict[GroupId, Array]:
-        groups, seqs, labels = (np.asarray(one) for one in (dump.rows.groups, dump.rows.seqs, dump.rows.labels))
+        groups, seqs, labels = (np.asarray(column) for column in (dump.rows.groups, dump.rows.seqs, dump.rows.labels))
         wanted = (labels != NO_LABEL) & (seqs >= 0)
         for number, name in enumerate(dump.issued):
             if name in dump.cut:
@@ -251,8 +251,8 @@ class _Reader:
         is_open = np.flatnonzero(np.isin(chosen, list(pending)))
         table["state"][is_open] = codes.RETURNED
         for at in is_open.tolist():
-            one = pending[int(chosen[at])]
-            table["dtype"][at] = dtype_code(one.dtype) if one.op != "barrier" else codes.NONE
+            label = pending[int(chosen[at])]
+            table["dtype"][at] = dtype_code(label.dtype) if label.op != "barrier" else codes.NONE
         return split_by_group(table, group_ids, dict(enumerate(keys)))
 
 
@@ -260,12 +260,12 @@ def _columns(labels: ArgumentTable) -> Array:
     """Return the columns of each label, as for a completed collective."""
     known = list(labels)
     table = np.zeros(len(known), COLLECTIVE)
-    table["op"] = [checksum(one.op) for one in known]
-    table["line"] = [line_of(one.site) for one in known]
-    table["dtype"] = [dtype_code(one.dtype) for one in known]
+    table["op"] = [checksum(label.op) for label in known]
+    table["line"] = [line_of(label.site) for label in known]
+    table["dtype"] = [dtype_code(label.dtype) for label in known]
     table["reduce_op"] = codes.NONE
     table["peer"] = -1
-    table["numel"] = [one.numel_in for one in known]
+    table["numel"] = [label.numel_in for label in known]
     table["sized"] = True  # of others the label has no size
     table["state"] = codes.DONE
     return table
@@ -365,10 +365,10 @@ def _ended_before_others_began(dumps: dict[int, Dump]) -> list[int]:
         for rank, dump in dumps.items()
     }
     for rank, dump in dumps.items():
-        for one in dump.pending:
-            positions = of_rank[rank].get(one.group)
-            if positions is not None and not one.p2p and one.op in NEEDING_ALL:
-                positions[one.seq] = max(positions.get(one.seq, 0), one.created_ns)
+        for entry in dump.pending:
+            positions = of_rank[rank].get(entry.group)
+            if positions is not None and not entry.p2p and entry.op in NEEDING_ALL:
+                positions[entry.seq] = max(positions.get(entry.seq, 0), entry.created_ns)
     found = []
     for rank, dump in dumps.items():
         waiting = {one.group: one.seq for one in reversed(dump.pending) if not one.p2p}

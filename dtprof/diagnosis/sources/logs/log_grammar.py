@@ -292,16 +292,16 @@ def _read_progress(line: LogLine, facts: Facts) -> None:
 
 def _read_fingerprints(line: LogLine, order: Order, facts: Facts) -> None:
     found = list(PRINT.finditer(line.text))
-    for i, one in enumerate(found):
+    for i, groups in enumerate(found):
         facts.add(
             Fingerprint(
                 order=order,
-                rank=int(one[1]),
-                seq=int(one[3]) if one[3] else None,
-                op=one[4],
-                shape=one[5],
-                dtype=one[6],
-                reported_by=int(found[0][1]) if i == 0 or not one[2] else None,
+                rank=int(groups[1]),
+                seq=int(groups[3]) if groups[3] else None,
+                op=groups[4],
+                shape=groups[5],
+                dtype=groups[6],
+                reported_by=int(found[0][1]) if i == 0 or not groups[2] else None,
             )
         )
 

@@ -29,16 +29,18 @@ def read(raw: bytes, file_rank: int | None, found: Communicators) -> None:
         )
         if op in BETWEEN_TWO:
             return
-        one = _newest(found, process, address)
-        if one is None:
-            one = _add(found, process, address, Communicator(process, int(size), device=int(device)))
-        if one is None:
+        communicator = _newest(found, process, address)
+        if communicator is None:
+            communicator = _add(found, process, address, Communicator(process, int(size), device=int(device)))
+        if communicator is None:
             return
-        one.file_rank = file_rank
+        communicator.file_rank = file_rank
         nth_number = int(nth, 16)
-        one.counts_rise = one.counts_rise and (not one.calls or nth_number > one.calls[-1][0])
-        one.calls.append((nth_number, NcclCall(op, int(count), int(dtype), int(reduction), int(root))))
-        one.total += 1
+        communicator.counts_rise = communicator.counts_rise and (
+            not communicator.calls or nth_number > communicator.calls[-1][0]
+        )
+        communicator.calls.append((nth_number, NcclCall(op, int(count), int(dtype), int(reduction), int(root))))
+        communicator.total += 1
     elif found_begun := BEGUN.search(raw):
         process, device, address, rank, size = (part.decode() for part in found_begun.groups())
         number = NUMBER.search(raw)
@@ -62,8 +64,8 @@ def _newest(found: Communicators, process: str, address: str) -> Communicator | 
     return found.get((process, address, _count(found, process, address) - 1))
 
 
-def _add(found: Communicators, process: str, address: str, one: Communicator) -> Communicator | None:
+def _add(found: Communicators, process: str, address: str, communicator: Communicator) -> Communicator | None:
     if len(found) >= MOST_COMMUNICATORS:
         return None
-    found[process, address, _count(found, process, address)] = one
-    return one
+    found[process, address, _count(found, process, address)] = communicator
+    return communicator
