@@ -17,6 +17,7 @@ ALL = (
     "mark_cost",
     "label_cost",
     "adapter_cost",
+    "sampling_cost",
     "hook_cost",
     "step_cost",
     "analysis_speed",
