@@ -160,13 +160,7 @@ def _take(joined: _Joined, tables: RankTables, index: StepIndex, *, several_cloc
     consumption = find_consumption(tables, steps)
     if consumption is not None:
         joined.consumed.append(OfRange(first=int(steps.numbers[0]), last=int(steps.numbers[-1]), found=consumption))
-    own = replace(
-        tables,
-        operations=_own(tables, tables.operations),
-        spans=_own(tables, tables.spans),
-        samples=_own(tables, tables.samples),
-        device_intervals=_own(tables, tables.device_intervals),
-    )
+    own = only_own(tables)
     sound = batch_ranks([own])
     operations, spans = sound.operations.table, sound.spans.table
     unsound = len(own.operations) + len(own.spans) - len(operations) - len(spans)
@@ -209,8 +203,29 @@ def _take_place(
     joined.place = OfRange(first=parts[0].first, last=last, found=(place, actions))
 
 
-def _own(tables: RankTables, rows: Array) -> Array:
-    return select(rows, is_own(tables, rows))
+def only_own(tables: RankTables) -> RankTables:
+    """Return the records of a range of steps without those that are there for what they tell of it."""
+
+    def own(rows: Array) -> Array:
+        return select(rows, is_own(tables, rows))
+
+    return replace(
+        tables,
+        operations=own(tables.operations),
+        spans=own(tables.spans),
+        samples=own(tables.samples),
+        device_intervals=own(tables.device_intervals),
+    )
+
+
+def load_in_ranges(run: Run, rank: int) -> Iterator[RankTables]:
+    """Read the records of a rank, each once: of a long log by ranges of steps, where it can be, else whole."""
+    index = run.index_steps(rank, held=(), samples=()) if run.longest_log() >= LONG_LOG else None
+    if index is None:
+        yield run.load(rank)
+        return
+    for first, last in cut_steps(index.counts, ROWS_AT_ONCE):
+        yield only_own(run.load_steps(rank, index.of(first, last)))
 
 
 def _join_all_steps(parts: Sequence[OfRange[RankSteps]]) -> RankSteps:

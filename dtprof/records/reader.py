@@ -65,6 +65,7 @@ class Run:
     cache: RankCache | None = None  # of the newest attempts; None: ranks are read each time
     newest: int | None = None  # operations of all ranks together to read, where the program counts steps; None: all
     newest_of_each: int = MIN_OF_EACH  # of each rank then, at least
+    ranges: Mapping[int, StepRange] | None = None  # by rank: the steps to read alone; None: all
     counts: KnownCounts | None = None  # of older records, from one reading of a running job to the next
 
     @property
@@ -85,6 +86,10 @@ class Run:
 
     def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
         """Read the last attempts of ranks, in this order; of those with short logs several at a time."""
+        if self.ranges is not None:
+            for rank in ranks:
+                yield dataclasses.replace(self.load_steps(rank, self.ranges[rank]), own_steps=None)
+            return
         if self.newest is not None:
             for rank in ranks:
                 newest, is_cut = self._load_newest_steps(rank, self.newest)
@@ -198,8 +203,13 @@ class Run:
         """Return the run with only the records of some ranks, to send to another process."""
         folders = {rank: [(number, path.absolute()) for number, path in self.folders[rank]] for rank in ranks}
         lacking = self.lacking and self.lacking.of(path.name for attempts in folders.values() for _, path in attempts)
+        ranges = self.ranges and {rank: self.ranges[rank] for rank in folders}
         nothing: dict[str, Any] = {"exit_records": ExitRecords(), "processes": (), "job_facts": {}, "problems": ()}
-        return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
+        return dataclasses.replace(self, folders=folders, lacking=lacking, ranges=ranges, **nothing)
+
+    def only_steps(self, ranges: Mapping[int, StepRange]) -> "Run":
+        """Return the run as one of which some steps are read, by rank, and those around them that tell of these."""
+        return dataclasses.replace(self, ranges=ranges)
 
     def only_newest(self, operations: int, *, of_each: int = MIN_OF_EACH) -> "Run":
         """Return the run as one of which the newest operations are read, so many of all ranks; itself if it has fewer.

@@ -80,33 +80,33 @@ class _Export:
     suffix: str
     executor: "Executor"
 
-    def detail(self) -> "RunDetail":
-        """Read the parts of a run that traces show."""
+    def detail(self, max_events: int) -> "RunDetail":
+        """Read the parts of a run that a trace of at most so many events shows."""
         from dtprof.analysis.timeline.operation_detail import read_detail
 
-        return read_detail(self.run, self.executor)
+        return read_detail(self.run, self.executor, steps=self.steps, max_events=max_events)
 
 
 def _write_perfetto(export: _Export) -> list[str]:
+    from dtprof.interchange.exporters.perfetto_trace import MAX_EVENTS, write_perfetto
+
     if export.suffix == ARCHIVE:
         from dtprof.interchange.exporters.perfetto_archive import write_perfetto_archive
 
-        return write_perfetto_archive(export.detail(), export.path, steps=export.steps)
-    from dtprof.interchange.exporters.perfetto_trace import write_perfetto
-
-    return write_perfetto(export.detail(), export.path, steps=export.steps, executor=export.executor)
+        return write_perfetto_archive(export.detail(MAX_EVENTS), export.path, steps=export.steps)
+    return write_perfetto(export.detail(MAX_EVENTS), export.path, steps=export.steps, executor=export.executor)
 
 
 def _write_chrome(export: _Export) -> list[str]:
-    from dtprof.interchange.exporters.chrome_trace import write_chrome
+    from dtprof.interchange.exporters.chrome_trace import MAX_EVENTS, write_chrome
 
-    return write_chrome(export.detail(), export.path, steps=export.steps, executor=export.executor)
+    return write_chrome(export.detail(MAX_EVENTS), export.path, steps=export.steps, executor=export.executor)
 
 
 def _write_kineto(export: _Export) -> list[str]:
-    from dtprof.interchange.exporters.kineto_export import write_kineto
+    from dtprof.interchange.exporters.kineto_export import MAX_EVENTS, write_kineto
 
-    return write_kineto(export.detail(), export.path, steps=export.steps, executor=export.executor)
+    return write_kineto(export.detail(MAX_EVENTS), export.path, steps=export.steps, executor=export.executor)
 
 
 def _write_tensorboard(export: _Export) -> list[str]:
@@ -125,17 +125,19 @@ def _write_prometheus(export: _Export) -> list[str]:
 
 
 def _write_tables(export: _Export) -> list[str]:
-    """Write the records of a rank at a time, each read once, then the results, which workers compute meanwhile."""
+    """Write the records, rank by rank, each read once, then the results, which workers compute meanwhile."""
+    from dtprof.analysis.ranged_surveys import load_in_ranges
     from dtprof.analysis.run_summary import summarise
     from dtprof.interchange.exporters.table_files import write_tables
     from dtprof.interchange.public_tables.record_tables import RECORDS, read_records
     from dtprof.interchange.public_tables.result_tables import RESULTS, tabulate_results
 
     def pieces(summary: "Callable[[], Summary]") -> "Iterator[tuple[str, Table]]":
-        for ranks in [[rank] for rank in export.run.ranks] or [[]]:
-            tables = [export.run.load(rank) for rank in ranks]
-            for name in RECORDS:
-                yield name, read_records(name, tables)
+        for rank in export.run.ranks:
+            for tables in load_in_ranges(export.run, rank):
+                yield from ((name, read_records(name, [tables])) for name in RECORDS)
+        if not export.run.ranks:
+            yield from ((name, read_records(name, [])) for name in RECORDS)
         for name in RESULTS:
             yield name, tabulate_results(name, summary())
 

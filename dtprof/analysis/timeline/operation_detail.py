@@ -4,7 +4,7 @@ The summary keeps sums only. The figures here are those that it sums: the same f
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
+from dtprof.analysis.timeline.step_selection import StepExtent, select_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.job.clock_alignment import Clocks
 from dtprof.job.collective_matching import MatchedOperations, OperationInstances
@@ -44,11 +45,16 @@ class RunDetail:
     surveys: Surveys
     steps: dict[int, RankSteps]
     used: MeasuredSteps
+    whole: StepExtent | None = None  # of the run where only some of its steps were read
 
     @property
-    def events(self) -> int:
-        """Records of all ranks."""
-        return sum(fact.events for fact in self.surveys.facts)
+    def extent(self) -> StepExtent:
+        """The steps and records of the run, of which this may be a part."""
+        if self.whole is not None:
+            return self.whole
+        numbers = [own.numbers for own in self.steps.values() if len(own.numbers)]
+        steps = (min(int(own[0]) for own in numbers), max(int(own[-1]) for own in numbers)) if numbers else None
+        return StepExtent(steps=steps, events=sum(fact.events for fact in self.surveys.facts))
 
     @property
     def first_ns(self) -> int:
@@ -101,12 +107,34 @@ class DetailTask(RankTask):
     facts: PartFacts
 
 
-def read_detail(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunDetail:
-    """Read a run once, rank by rank."""
+def read_detail(
+    run: SurveyedRun,
+    executor: Executor = THIS_PROCESS,
+    *,
+    steps: tuple[int, int] | None = None,
+    max_events: int | None = None,
+) -> RunDetail:
+    """Read a run once, rank by rank.
+
+    Parameters:
+        steps: the first and the last that are looked at; None: the newest that hold `max_events` records.
+        max_events: None: all steps are looked at.
+    """
     ranks = newest_ranks(run.folders)
+    if max_events is not None:
+        selected = select_steps(run, ranks, executor, steps=steps, max_events=max_events)
+        if selected is not None:
+            detail = _read_detail(selected.run, ranks, executor)
+            if selected.are_numbered(detail.steps):
+                return replace(detail, whole=selected.find_extent(detail.steps))
+    return _read_detail(run, ranks, executor)
+
+
+def _read_detail(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> RunDetail:
     surveys = survey_run(run, ranks, executor)
     steps = agree_on_rule(surveys.steps)
-    return RunDetail(run=run, ranks=tuple(ranks), surveys=surveys, steps=steps, used=choose_steps(list(steps.values())))
+    used = choose_steps(list(steps.values()))
+    return RunDetail(run=run, ranks=tuple(ranks), surveys=surveys, steps=steps, used=used)
 
 
 def read_ranks(detail: RunDetail) -> Iterator[RankDetail]:

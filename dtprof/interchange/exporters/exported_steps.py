@@ -50,26 +50,25 @@ def choose_window(run: RunDetail, *, steps: tuple[int, int] | None, max_events: 
     apart = ""
     if not run.surveys.one_clock:
         apart = "the clocks of the hosts are not aligned: times of ranks of different hosts cannot be compared"
-    numbers = [steps_of_rank.numbers for steps_of_rank in run.steps.values() if len(steps_of_rank.numbers)]
-    first = min((int(rank_numbers[0]) for rank_numbers in numbers), default=0)
-    last = max((int(rank_numbers[-1]) for rank_numbers in numbers), default=0)
+    extent = run.extent
+    first, last = extent.steps or (0, 0)
     if steps is not None:
-        if not numbers or steps[0] > last or steps[1] < first:
-            has = f"its steps are {first} to {last}" if numbers else "it has no step with a begin and an end"
+        if extent.steps is None or steps[0] > last or steps[1] < first:
+            has = f"its steps are {first} to {last}" if extent.steps else "it has no step with a begin and an end"
             raise NothingToShowError(
                 f"{run.run.path} has none of the steps {steps[0]}:{steps[1]}: {has}; choose others with --steps A:B"
             )
         return StepWindow(first=steps[0], last=steps[1], apart=apart)
-    if run.events <= max_events:
+    if extent.events <= max_events:
         return StepWindow(apart=apart)
-    share = max_events / run.events
-    of = f"of {format_count(run.events)} events a file of this format should hold {format_count(max_events)} at most"
-    if not numbers:
+    of = f"of {format_count(extent.events)} events a file of this format should hold {format_count(max_events)} at most"
+    newest = extent.newest_within(max_events)
+    if newest is None:
+        share = max_events / extent.events
         return StepWindow(
             share=share, reduced=f"{of}: the last {format_fraction(share)} of the time are in it", apart=apart
         )
-    num_steps = max(1, int(share * (last - first + 1)))
-    since = last - num_steps + 1
+    since, _ = newest
     return StepWindow(
         first=since,
         apart=apart,

@@ -1,0 +1,100 @@
+"""Choose the steps that a trace shows; of a run with long logs only those are read, whatever the length of the logs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from dtprof.analysis import ranged_surveys
+from dtprof.analysis.rank_surveys import SurveyedRun
+from dtprof.analysis.steps.step_boundaries import NUMBERED, RankSteps
+from dtprof.job.rank_executor import Executor, map_tasks
+from dtprof.records.rank_log.step_index import StepIndex
+from dtprof.records.reader import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepExtent:
+    """The steps and the records of a whole run."""
+
+    steps: tuple[int, int] | None  # the first and the last, as the program numbers them; None: it has none
+    events: int  # records of all ranks
+
+    def newest_within(self, max_events: int) -> tuple[int, int] | None:
+        """Return the newest steps that hold so many records, if all steps hold alike; None: the run has no steps."""
+        if self.steps is None:
+            return None
+        first, last = self.steps
+        count = max(1, int(min(1.0, max_events / max(1, self.events)) * (last - first + 1)))
+        return last - count + 1, last
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectedSteps:
+    """A run with long logs, of which only some steps are read."""
+
+    run: Run
+    whole: StepExtent  # by its records, of which the first and the last may be of steps that have no begin or no end
+    numbers: Mapping[int, tuple[int, int]]  # by rank: of the first and the last step that is read
+
+    def are_numbered(self, steps: Mapping[int, RankSteps]) -> bool:
+        """Say whether the steps found in what was read have the numbers that they have in the whole run."""
+        for rank, (first, last) in self.numbers.items():
+            found = steps[rank]
+            if found.rule not in NUMBERED:
+                return False
+            if len(found.numbers) and (found.numbers[0] < first or found.numbers[-1] > last):
+                return False
+        return True
+
+    def find_extent(self, steps: Mapping[int, RankSteps]) -> StepExtent:
+        """Return the extent of the whole run; where what was read reaches its ends, with the steps found there."""
+        assert self.whole.steps is not None
+        first, last = self.whole.steps
+        found = [own.numbers for own in steps.values() if len(own.numbers)]
+        if any(numbers[0] <= first for numbers in self.numbers.values()):
+            first = min((int(numbers[0]) for numbers in found), default=first)
+        if any(numbers[1] > last for numbers in self.numbers.values()):
+            last = max((int(numbers[-1]) for numbers in found), default=last)
+        return replace(self.whole, steps=(first, last))
+
+
+def select_steps(
+    run: SurveyedRun, ranks: Sequence[int], executor: Executor, *, steps: tuple[int, int] | None, max_events: int
+) -> SelectedSteps | None:
+    """Select steps of a run with long logs, each of which is gone through once to find where they lie.
+
+    Parameters:
+        ranks: whose logs are read.
+        steps: the first and the last; None: the newest that hold `max_events` records.
+
+    Returns:
+        None where the run is to be read whole: its logs are short, or cannot be read by steps.
+    """
+    if not ranks or not isinstance(run, Run) or run.newest is not None or run.longest_log() < ranged_surveys.LONG_LOG:
+        return None
+    indexes: dict[int, StepIndex] = {}
+    for rank, index in zip(ranks, map_tasks(executor, partial(_index, run), ranks), strict=True):
+        if index is None or not 0 < index.counts.max(initial=0) <= ranged_surveys.MAX_OF_STEP:
+            return None
+        indexes[rank] = index
+    whole = StepExtent(
+        steps=(
+            min(index.offset for index in indexes.values()),
+            max(index.offset + len(index.counts) - 1 for index in indexes.values()),
+        ),
+        events=sum(int(index.counts.sum()) for index in indexes.values()),
+    )
+    chosen = steps or whole.newest_within(max_events)
+    assert chosen is not None
+    if steps is None:  # the last may have no end
+        chosen = chosen[0] - 1, chosen[1]
+    ranges, numbers = {}, {}
+    for rank, index in indexes.items():
+        first, last = (min(max(step - index.offset, 0), len(index.counts) - 1) for step in chosen)
+        ranges[rank] = index.of(first, last)
+        numbers[rank] = ranges[rank].low + index.offset, ranges[rank].high + index.offset
+    return SelectedSteps(run=run.only_steps(ranges), whole=whole, numbers=numbers)
+
+
+def _index(run: Run, rank: int) -> StepIndex | None:
+    return run.index_steps(rank, held=(), samples=())
