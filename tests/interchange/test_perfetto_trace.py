@@ -179,7 +179,7 @@ def test_what_is_not_known_is_said_to_be_not_known(out: Path) -> None:
 def test_a_file_too_large_is_cut_to_the_newest_steps_and_says_so(
     detail: RunDetail, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(perfetto_trace, "MAX_EVENTS", detail.events // 2)
+    monkeypatch.setattr(perfetto_trace, "MAX_EVENTS", detail.extent.events // 2)
     (said,) = write_perfetto(detail, out)
     assert "steps 5 to 6 of 2 to 6 are in it" in said
     assert "--steps A:B" in said
@@ -190,7 +190,7 @@ def test_a_file_too_large_is_cut_to_the_newest_steps_and_says_so(
 
 def test_an_event_takes_less_than_is_reckoned_with(detail: RunDetail, out: Path) -> None:
     write_perfetto(detail, out)
-    assert out.stat().st_size < detail.events * perfetto_trace.BYTES_AN_EVENT
+    assert out.stat().st_size < detail.extent.events * perfetto_trace.BYTES_AN_EVENT
 
 
 @pytest.fixture(scope="module")

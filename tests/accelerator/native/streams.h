@@ -40,7 +40,9 @@ class Mark {
  private:
   enum State { kOpen, kReady, kFailed };
   void set(State state) const {
-    state_.store(state, std::memory_order_release);
+    // Not a mere release: libstdc++ then looks whether any thread waits before the others see the new state, misses one
+    // that is about to, and does not wake it.
+    state_.store(state, std::memory_order_seq_cst);
     state_.notify_all();
   }
   mutable std::atomic<int> state_{kOpen};
