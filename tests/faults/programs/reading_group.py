@@ -178,7 +178,7 @@ def a_resume_from_a_file_that_one_rank_sees(rank: int) -> None:
 
 
 @healthy()
-def a_resume_from_the_step_of_rank_0(rank: int) -> None:
+def a_resume_that_rank_0_announces(rank: int) -> None:
     first = [3 if rank == 0 else None]
     dist.broadcast_object_list(first, src=0)
     session = Session()
@@ -627,7 +627,7 @@ def two_loaders_both_of_which_are_used_up(_rank: int) -> None:
 
 
 @faulty("rank-killed", 1)
-def a_pointer_that_leads_nowhere(rank: int) -> None:
+def an_address_that_was_never_mapped(rank: int) -> None:
     class Decoder:
         def decode(self, address: int) -> bytes:
             return self._read(address)
