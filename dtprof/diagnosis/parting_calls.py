@@ -55,13 +55,20 @@ def _is_same_function(a: Site, b: Site) -> bool:
 
 
 def frames_of(rank: RankState, operation: Operation) -> tuple[Site, ...]:
-    """Return the frames of a call, innermost first: of the stack of a rank in it, of what it raised, else its line."""
+    """Return the frames of a call, innermost first: of the stack of a rank in it, of what it raised, else its line.
+
+    An asynchronous call may be waited for at another line of its function.
+    """
     site = operation.site
     if site is None:
         return ()
-    for frames in (rank.stack.frames if rank.stack is not None else (), rank.last_frames, *rank.raised_frames):
-        if operation.open and frames and (frames[0].file, frames[0].line) == (site.file, site.line):
+    stacks = (rank.stack.frames if rank.stack is not None else (), rank.last_frames, *rank.raised_frames)
+    for frames in stacks if operation.open else ():
+        if frames and (frames[0].file, frames[0].line) == (site.file, site.line):
             return frames
+    for frames in stacks if operation == rank.first_blocking else ():
+        if frames and _is_same_function(frames[0], site):
+            return (site, *frames[1:])
     return (site,)
 
 
@@ -295,27 +302,45 @@ def _ways_from(
     there = job.place_in_source(now)
     met = set(there.conditions) if there is not None else set[int]()
     found: dict[Site, str] = {}
-    for at, frame in enumerate(frames[first:]):
+    begins_round = begins_step
+    for at, frame in enumerate(frames[first:], first):
         place = job.place_in_source(frame)
         if place is None:
             return []
-        left = _left_loops(place, now.line) if at == 0 and now is not None else []
+        is_parting = at == first and now is not None
+        own = _ways(place, frame, met if at == first else set(), after, begins_step=begins_step)
+        # What the function calls, in which the ranks part, one of them has left altogether.
+        left = _left_loops(place, now.line if is_parting and now is not None else 0)
         if begins_step:  # no loop of a step had begun, as one over the parameters of a model
             left = [loop for loop in left if loop == place.loops[-1]]
-        own = _ways(place, frame, met if at == 0 else set(), after, begins_step=begins_step)
-        if left and not (own and _is_before(after, frame, left)):
-            own = _ways_out(place, left)
+        begun = {loop: _has_begun(loop, frames, at, after) for loop in left}
+        if is_parting:
+            # A condition around loops led past all of their turns.
+            left = [loop for loop in left if begun[loop] is not False]
+            own = _ways_out(place, left) if left and (not own or any(begun.values())) else own
+        elif now is not None:
+            left = [loop for loop in left if (begins_round if begins_step else begun[loop])]
+            own = [*dict.fromkeys([*own, *_ways_out(place, left)])]
+        begins_round = begins_round and not place.loops
         for line, word in own:
             found[Site(file=frame.file, line=line, function=frame.function)] = word
     return [*found.items()]
 
 
-def _is_before(operation: Operation | None, frame: Site, loops: list[tuple[int, int]]) -> bool:
-    """Say whether an operation comes before the first turn of loops: a condition around these led past all turns."""
-    site = operation.site if operation is not None else None
-    if site is None or (site.line, site.function) == (frame.line, frame.function):
-        return False
-    return site.function != frame.function or all(site.line < first for first, _ in loops)
+def _has_begun(loop: tuple[int, int], frames: list[Site], at: int, after: Operation | None) -> bool | None:
+    """Say whether a loop around a call has had a turn before it, given the operation before the call; None: not known.
+
+    Parameters:
+        at: the frame that the loop is in, of those of the call, the outermost first.
+    """
+    site = after.site if after is not None else None
+    if site is None:
+        return True
+    depth = next((i for i in range(len(frames) - 1, at - 1, -1) if _is_same_function(site, frames[i])), None)
+    if depth is None:
+        # Where the call is all that there is in the loop, an operation of another function came before its turns.
+        return False if at == len(frames) - 1 and loop[1] == loop[0] + 1 else None
+    return True if depth > at or site.line == frames[at].line or site.line >= loop[0] else None
 
 
 def _left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:

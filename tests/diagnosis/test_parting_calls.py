@@ -363,3 +363,17 @@ def test_a_traceback_that_begins_further_in_is_the_same_place() -> None:
     a, b, common = align_frames((left, left.operations[-1]), (died, died.operations[-1]))
     assert common is not None
     assert (a[common].line, b[common].line) == (10, 20)
+
+
+@pytest.mark.parametrize(("function", "lines"), [("hop", [10, 25]), ("wait_all", [10])])
+def test_a_call_that_is_waited_for_at_another_line_of_its_function_has_the_callers_of_that(
+    function: str, lines: list[int]
+) -> None:
+    rank = RankBuilder(0, 2, closed=False)
+    rank.op("all_reduce", 100, site=rank.site("all_reduce", line=10, function="hop"), nbytes=8)
+    frames = tuple(
+        Site(file="/home/me/train.py", line=line, function=name) for line, name in ((12, function), (25, "main"))
+    )
+    stacks = {0: Stack(state="S", cpu_share=None, frames=frames)}
+    state = build_job([rank, RankBuilder(1, 2)], exit_status=None, stacks=stacks).ranks[0]
+    assert [frame.line for frame in frames_of(state, state.operations[-1])] == lines

@@ -9,7 +9,7 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
-from dtprof.diagnosis.parting_calls import find_ways_past, operation_before
+from dtprof.diagnosis.parting_calls import find_ways_past, frames_of, operation_before
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.issued_operations import Operation
@@ -98,6 +98,8 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             needed = _needed_for(mine)
             if stuck is not None and _is_new_line(job.ranks[rank], stuck) and _follows(job, stuck, needed):
                 continue  # it makes it after a message that it never awaited there before: an order of its own
+            if stuck is not None and _makes_all_later(job, job.ranks[rank], stuck, usual):
+                continue
             if gone_on := _gone_on_after_as_many(job, wait, rank, stuck):
                 yield _surplus_finding(
                     job,
@@ -123,7 +125,11 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             )
             peer = job.ranks[rank]
             after = operation_before(peer, stuck) if stuck is not None else None
-            yield _with_way(job, found, (peer, usual), peer, after=after)
+            # Of a call that has ended the line alone is known, of one that waits at that line its callers, too.
+            at_line_of_it = (r for r, own in waits.items() if r != rank and own[0].operation.site == usual.site)
+            here = next(at_line_of_it, None)
+            made = (job.ranks[here], waits[here][0].operation) if here is not None else (peer, usual)
+            yield _with_way(job, found, made, peer, after=operation_before(*made) if here is not None else after)
 
 
 def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
@@ -282,6 +288,28 @@ def _follows(job: JobState, stuck: Operation, needed: str) -> bool:
     """Say whether the source makes an end of a message after the line of an operation, in its round of the loop."""
     place = job.place_in_source(stuck.site)
     return place is not None and any(name in CALLS[needed] for name, _ in place.following)
+
+
+def _makes_all_later(job: JobState, peer: RankState, stuck: Operation, usual: Operation) -> bool:
+    """Say whether the source calls the function of a message as often after where a rank is as a round of it did.
+
+    Its rounds began with the message, and the rank waits at a line that it came to after that: the order is new.
+    """
+    own = [(o.label, o.peer_rank) for o in peer.operations if o != stuck]
+    awaited, sent = (stuck.label, stuck.peer_rank), (usual.label, usual.peer_rank)
+    if peer.first_row or usual.site is None or awaited not in own or own.index(sent) > own.index(awaited):
+        return False
+    earlier = [i for i, end in enumerate(own) if end == awaited]
+    begin = earlier[-2] + 1 if len(earlier) > 1 else 0
+    of_a_round = own[begin : earlier[-1] + 1].count(sent)
+    name = usual.site.function.rpartition(".")[2]
+    for frame in frames_of(peer, stuck)[1:]:
+        place = job.place_in_source(frame)
+        if place is not None and frame.function != usual.site.function:
+            calls = [line for called, line in place.following if called == name and line > frame.line]
+            if calls and len(calls) >= of_a_round > 0:
+                return True
+    return False
 
 
 def _is_new_line(rank: RankState, operation: Operation) -> bool:

@@ -259,6 +259,7 @@ def _skipped(
                 bool(steps)
                 or (is_usual and a.label != b.label and program.came_here(at, b))
                 or (is_usual and is_short_in_step(theirs[: there + 1], a))
+                or (is_usual and _begins_next_step((ours, at), (theirs, there)))
             )
             # Of two ranks neither is usual: then the one that does as in earlier rounds shows what the other left.
             kept = keeps_pattern(ours, at)
@@ -282,6 +283,20 @@ def _skipped(
                 return None  # one more round of an inner loop, before the step that the others have made
             return Skip(operation=a, fits_steps=not steps or _fits_steps(a, b, steps, theirs, there))
     return None
+
+
+def _begins_next_step(usual: tuple[Sequence[Operation], int], other: tuple[Sequence[Operation], int]) -> bool:
+    """Say whether a rank has made its step without the call that the usual rank is in, and begins the next step.
+
+    It is in a call that both made in this step. No earlier round is needed: the call may end the first step of all.
+    """
+    (ours, at), (theirs, there) = usual, other
+    step, now = ours[at].step, theirs[there]
+    if not at or not there or step is None or now.step != step + 1:
+        return False
+    is_new = all(o.label != ours[at].label for o in ours[:at])
+    kept_pace = ours[at - 1].step == theirs[there - 1].step == step
+    return is_new and kept_pace and any(o.step == step and _alike(o, now) for o in ours[:at])
 
 
 def _go_alike(a: RankState, b: RankState, start: tuple[int, int]) -> bool:
@@ -466,7 +481,12 @@ def _are_around_a_loop(job: JobState, inside: tuple[RankState, Operation], past:
     within = [*filter(None, map(job.place_in_source, a[common + 1 :]))]  # in what the line of the function calls
     if not any(last < y for last in ends) and not (x < y and any(place.loops for place in within)):
         return False
-    branches = {*there[0].branches}.difference(here.branches).union(*(place.branches for place in there[1:]))
+    called = [
+        *(branch for place in there[1:] for branch in place.branches),
+        # The rounds of a loop, as one over callbacks, may be other ones on other ranks, and none.
+        *(loop for place in there[1:] for loop in place.loops if loop[0] not in place.fixed_loops),
+    ]
+    branches = {*there[0].branches}.difference(here.branches).union(called)
     is_in_round = any(last >= y for last in ends) or any(place.loops for place in around)
     return not branches or not is_in_round or past[0].exhausted > inside[0].exhausted
 

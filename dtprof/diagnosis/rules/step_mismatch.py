@@ -16,7 +16,7 @@ from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.parting_calls import deviating_sites
+from dtprof.diagnosis.parting_calls import deviating_sites, find_ways_past, operation_before
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import at_position, checksum, group_tables, is_of_one_thread, line_of
@@ -109,8 +109,9 @@ def explain_majority(case: Case, left: Finding) -> Iterator[Finding]:
 def find_apart(case: Case) -> Iterator[Finding]:
     """Give the finding for ranks at another place of the round than most, by no fixed number of calls.
 
-    As where ranks resume at different steps, and reduce a state at every third: calls of two lines that follow one
-    another were paired, each of which both sides make at other times.
+    As where ranks resume at different steps, and reduce a state at every third: calls of two lines were paired, each of
+    which both sides make at other times. The lines follow one another in the source, or they are in two functions, and
+    later calls of one line were made in different steps.
     """
     found = []
     for group, tables in group_tables(case.job.ranks).items():
@@ -144,9 +145,21 @@ def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Ope
     ranks = tuple(sorted(rank for rank, at in apart.items() if at == min(apart.values())))
     present = at_position(job.ranks, tables, seq)
     theirs, mine = _both_sides(present, ranks)
-    # Lines of two branches are alternatives, not places of one round: there the source tells nothing.
-    in_order = _follows(job, mine, theirs) or _follows(job, theirs, mine)
-    return (present, ranks) if in_order and all(o.done for o in present.values()) else None
+    # Lines of two branches are alternatives, not places of one round. Of two functions steps tell, not the source.
+    if _is_same_function(mine, theirs):
+        are_apart = _follows(job, mine, theirs) or _follows(job, theirs, mine)
+    else:
+        are_apart = all(_differ_in_step(reference, cut[rank], apart[rank]) for rank in ranks)
+    return (present, ranks) if are_apart and all(o.done for o in present.values()) else None
+
+
+def _differ_in_step(reference: Array, own: Array, at: int) -> bool:
+    """Say whether two ranks kept pace up to a position, and made a later call of one line in different steps."""
+    num = min(len(reference), len(own))
+    x, y = reference[:num], own[:num]
+    alike = (x["line"] == y["line"]) & x["in_step"] & y["in_step"]
+    differs = x["step"] != y["step"]
+    return not (alike & differs)[:at].any() and bool((alike & differs)[at:].any())
 
 
 def _are_mixed(reference: Array, own: Array, at: int) -> bool:
@@ -522,6 +535,8 @@ def _finding(
         advice=("Look for a branch, an early continue or an exception handler around the call on that rank.",),
     )
     finding = _with_lines(finding, present)
+    if skipped:
+        return _with_way_past(job, finding, present)
     if shift.by is not None:
         return finding
     # The ranks are still in what they made alone.
@@ -529,6 +544,23 @@ def _finding(
     callers = deviating_sites(job, now, next(rank for rank in present if rank not in culprits))
     own = {rank: site for rank, site in callers.items() if site != now[rank].site}
     return replace(finding, culprit_call_sites={**finding.culprit_call_sites, **own})
+
+
+def _with_way_past(job: JobState, skip: Finding, present: dict[int, Operation]) -> Finding:
+    """Name the lines that led ranks past a call, where the source has one alone for each of them."""
+    usual = next(rank for rank in present if rank not in skip.culprit_ranks)
+    made = (job.ranks[usual], present[usual])
+    after = operation_before(*made)
+    ways = {
+        rank: [site for site, _ in find_ways_past(job, made, job.ranks[rank], after=after)]
+        for rank in skip.culprit_ranks
+    }
+    lines = {rank: own[0] for rank, own in ways.items() if len(own) == 1}
+    facts = (
+        f"rank {rank} may have gone past it{at_line(site)}: no other line leads past the call"
+        for rank, site in lines.items()
+    )
+    return replace(skip, culprit_call_sites=skip.culprit_call_sites | lines, evidence=(*skip.evidence, *facts))
 
 
 def _optimizer_finding(

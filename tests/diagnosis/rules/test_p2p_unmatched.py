@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.rules.p2p_unmatched import find_omitted
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
+from dtprof.records.sites import Site
+from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, message, pair
 
 
@@ -154,6 +156,32 @@ def test_a_message_that_the_source_makes_after_a_new_one_is_late_and_not_left_ou
 
     finding = decide(build_job(ranks, exit_status=None, find_place=place)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1, 2) if following == "recv" else (1,))
+
+
+@pytest.mark.parametrize(("later", "kind"), [("give", "p2p-deadlock-cycle"), ("print", "p2p-unmatched")])
+def test_a_message_whose_function_the_source_calls_after_the_awaited_one_is_late_and_not_left_out(
+    later: str, kind: str
+) -> None:
+    # A ring of three: rank 0 sends first in two rounds, and is called in line 20, before `later` in line 21, now.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        ask, give = rank.site("recv", line=4, function="ask"), rank.site("send", line=7, function="give")
+        after, before = (rank.rank + 1) % 3, (rank.rank - 1) % 3
+        for t in (0, 100):
+            to_send, to_receive = (t, t + 20) if rank.rank == 0 else (t + 20, t)
+            rank.op("send", to_send, t + 40, returned=t + 41, peer=after, site=give, nbytes=8)
+            rank.op("recv", to_receive, t + 40, returned=t + 41, peer=before, site=ask, nbytes=8)
+        rank.op("recv", 200, None, returned=201, peer=before, site=ask, nbytes=8)
+
+    def place(_: str, line: int) -> SourcePlace:
+        return SourcePlace(in_loop=True, following=frozenset({(later, 21)}) if line == 20 else frozenset())
+
+    frames = tuple(
+        Site(file="/home/me/train.py", line=line, function=name) for line, name in ((4, "ask"), (20, "swap"))
+    )
+    stacks = dict.fromkeys(range(3), Stack(state="sleeping", cpu_share=0.0, frames=frames))
+    finding = decide(build_job(ranks, exit_status=None, find_place=place, stacks=stacks)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0, 1, 2) if later == "give" else (0,))
 
 
 @pytest.mark.parametrize(("loops", "kind"), [(((5, 9), (4, 10)), "p2p-unmatched"), (((4, 10),), "rank-exited")])

@@ -73,6 +73,23 @@ def test_a_skipped_collective_of_a_group_of_its_own_is_found() -> None:
     assert (finding.group.description, finding.seq) == ("loss", 3)
 
 
+@pytest.mark.parametrize("makes_step", [True, False])
+def test_a_rank_that_begins_its_next_step_skipped_what_the_first_step_of_the_others_ends_in(makes_step: bool) -> None:
+    # Each step gathers in lines 4 to 6; the norm of line 9 comes for the first time. Else it is another operation.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        gathers, norm = [rank.site("all_gather", line=line) for line in (4, 5, 6)], rank.site("all_reduce", line=9)
+        for i, gather in enumerate(gathers):
+            rank.op("all_gather", 10 * i, 10 * i + 5, site=gather, step=0, nbytes=64)
+        if rank.rank == 1:
+            rank.op("all_gather", 100, site=gathers[0], step=int(makes_step), nbytes=64)
+        else:
+            rank.op("all_reduce", 100, site=norm, step=0, nbytes=8)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    kind = "rank-skipped-collective" if makes_step else "collective-order-mismatch"
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_of_two_ranks_in_calls_that_follow_each_other_in_a_loop_the_one_ahead_by_the_steps_skipped(
     culprit: int,
@@ -573,6 +590,40 @@ def test_half_of_the_ranks_that_left_a_loop_after_two_rounds_skipped_the_third(
 def stack(*lines: tuple[str, int]) -> Stack:
     frames = tuple(Site(file="/home/me/train.py", line=line, function=function) for function, line in lines)
     return Stack(state="sleeping", cpu_share=0.0, frames=frames)
+
+
+@pytest.mark.parametrize(("is_counted", "line"), [(False, 12), (True, 21)])
+def test_the_end_of_a_loop_in_what_the_line_calls_led_past_its_next_turn(is_counted: bool, line: int) -> None:
+    # Line 20 generates, with a gather in line 4 for each token, by the loop of line 12; line 21 reduces.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        gather, reduce = rank.site("all_gather", line=4, function="forward"), rank.site("all_reduce", line=21)
+        for i in range(5):
+            rank.op("all_gather", 10 * i, 10 * i + 5, site=gather, nbytes=64)
+        rank.op("all_reduce", 60, 65, site=reduce, nbytes=8)
+        for i in range(3):
+            rank.op("all_gather", 100 + 10 * i, 105 + 10 * i, site=gather, nbytes=64)
+        rank.op(
+            "all_reduce" if rank.rank == 1 else "all_gather",
+            200,
+            site=reduce if rank.rank == 1 else gather,
+            nbytes=8 if rank.rank == 1 else 64,
+        )
+    nothing, around = frozenset[tuple[str, int]](), {"loops": ((19, 22),), "fixed_loops": (19,)}
+    fixed = (12,) if is_counted else ()
+    places = {
+        4: SourcePlace(in_loop=False, following=nothing),
+        13: SourcePlace(in_loop=True, following=nothing, loops=((12, 13),), fixed_loops=fixed),
+        20: SourcePlace(in_loop=True, following=frozenset({("all_reduce", 21)}), **around),
+        21: SourcePlace(in_loop=True, following=nothing, **around),
+    }
+    inside = stack(("forward", 4), ("generate", 13), ("main", 20))
+    stacks = {0: inside, 1: stack(("main", 21)), 2: inside}
+    finding = decide(
+        build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line), stacks=stacks)
+    ).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+    assert finding.culprit_call_sites[1].line == line
 
 
 @pytest.mark.parametrize(

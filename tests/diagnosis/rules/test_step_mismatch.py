@@ -132,6 +132,16 @@ def test_a_round_skipped_with_its_step_is_recognised_by_the_forward_pass_of_a_ra
     assert {site.line for site in finding.call_sites.values()} == {10}
 
 
+@pytest.mark.parametrize(("ways", "line"), [(((9, "continue"),), 9), (((8, "continue"), (9, "continue")), 10)])
+def test_the_one_way_past_a_skipped_round_is_the_line_of_who_skipped_it(
+    ways: tuple[tuple[int, str], ...], line: int
+) -> None:
+    place = SourcePlace(in_loop=True, following=frozenset(), loops=((5, 20),), ways_past=ways)
+    job = build_job(skipping_rounds(last=""), exit_status=1, find_place=lambda _, _line: place)
+    finding = found_by("step_mismatch", job)[0]
+    assert (finding.kind, finding.culprit_call_sites[2].line) == ("rank-skipped-collective", line)
+
+
 def test_so_it_is_where_the_rank_waits_in_a_call_that_the_others_have_not_come_to() -> None:
     finding = found_by("step_mismatch", build_job(skipping_rounds(last="barrier"), exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
@@ -275,25 +285,39 @@ def test_a_rank_that_makes_a_round_more_than_all_others_before_the_last_call_is_
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 5)
 
 
-def rounds_from(start: int, rank: RankBuilder, every: int) -> None:
+def rounds_from(start: int, rank: RankBuilder, every: int, function: str = "main") -> None:
     """Let a rank average gradients in line 30 in each step up to 12, and a state in line 32 every few steps."""
     for i, step in enumerate(range(start, 12)):
         t = STEP * i
         rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=30), step=i, nbytes=8)
         if step % every == 0:
-            rank.op("all_reduce", t + 20, t + 29, site=rank.site("all_reduce", line=32), step=i + 1, nbytes=8)
+            rank.op(
+                "all_reduce",
+                t + 20,
+                t + 29,
+                site=rank.site("all_reduce", line=32, function=function),
+                step=i + 1,
+                nbytes=8,
+            )
 
 
 @pytest.mark.parametrize(
-    ("starts", "in_order", "culprits"),
-    [((3, 3, 4), True, (2,)), ((3, 4), True, (0, 1)), ((3, 3, 3), True, None), ((3, 3, 4), False, None)],
+    ("starts", "in_order", "function", "culprits"),
+    [
+        ((3, 3, 4), True, "main", (2,)),
+        ((3, 4), True, "main", (0, 1)),
+        ((3, 3, 3), True, "main", None),
+        ((3, 3, 4), False, "main", None),
+        ((3, 3, 4), False, "average", (2,)),  # of two functions, steps tell that ranks are apart
+        ((3, 3, 3), False, "average", None),
+    ],
 )
 def test_ranks_that_resumed_at_other_steps_pair_calls_of_other_steps(
-    starts: tuple[int, ...], in_order: bool, culprits: tuple[int, ...] | None
+    starts: tuple[int, ...], in_order: bool, function: str, culprits: tuple[int, ...] | None
 ) -> None:
     ranks = [RankBuilder(rank, len(starts)) for rank in range(len(starts))]
     for rank, start in zip(ranks, starts, strict=True):
-        rounds_from(start, rank, every=3)
+        rounds_from(start, rank, every=3, function=function)
 
     def place(_: str, line: int) -> SourcePlace:
         after = frozenset({("all_reduce", 32)}) if line == 30 and in_order else frozenset[tuple[str, int]]()

@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -249,7 +248,7 @@ def a_hook_for_compression_that_one_rank_registers(rank: int) -> None:
 
         def apply(self, model: DistributedDataParallel) -> None:
             if self.compress:
-                model.register_comm_hook(None, bf16_compress_hook)
+                model.register_comm_hook(None, fp16_compress_hook)
 
     model = DistributedDataParallel(nn.Linear(6, 6))
     Options(compress=rank == 2).apply(model)
@@ -263,7 +262,7 @@ def a_hook_for_compression_that_one_rank_registers(rank: int) -> None:
 @healthy()
 def a_hook_for_compression_that_all_register(_rank: int) -> None:
     model = DistributedDataParallel(nn.Linear(6, 6))
-    model.register_comm_hook(None, bf16_compress_hook)
+    model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(5):
         model(torch.ones(2, 6)).sum().backward()
@@ -464,6 +463,8 @@ def a_runner_of_callbacks_that_logs_what_they_raise(rank: int) -> None:
 @faulty("collective-order-mismatch", 0)
 def an_optimizer_consolidated_by_the_first_rank(rank: int) -> None:
     # or: step-mismatch 0; rank-skipped-collective 1 2
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = DistributedDataParallel(nn.Linear(6, 6))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
 
@@ -483,6 +484,8 @@ def an_optimizer_consolidated_by_the_first_rank(rank: int) -> None:
 
 @healthy()
 def an_optimizer_consolidated_by_all(rank: int) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     model = DistributedDataParallel(nn.Linear(6, 6))
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     for step in range(6):
