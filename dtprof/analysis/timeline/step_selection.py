@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from dtprof.analysis import ranged_surveys
 from dtprof.analysis.rank_surveys import SurveyedRun
@@ -73,7 +72,8 @@ def select_steps(
     if not ranks or not isinstance(run, Run) or run.newest is not None or run.longest_log() < ranged_surveys.LONG_LOG:
         return None
     indexes: dict[int, StepIndex] = {}
-    for rank, index in zip(ranks, map_tasks(executor, partial(_index, run), ranks), strict=True):
+    parts = (run.part([rank]) for rank in ranks)
+    for rank, index in zip(ranks, map_tasks(executor, _index, parts), strict=True):
         if index is None or not 0 < index.counts.max(initial=0) <= ranged_surveys.MAX_OF_STEP:
             return None
         indexes[rank] = index
@@ -96,5 +96,6 @@ def select_steps(
     return SelectedSteps(run=run.only_steps(ranges), whole=whole, numbers=numbers)
 
 
-def _index(run: Run, rank: int) -> StepIndex | None:
-    return run.index_steps(rank, held=(), samples=())
+def _index(part: Run) -> StepIndex | None:
+    (rank,) = part.ranks
+    return part.index_steps(rank, held=(), samples=())
