@@ -67,7 +67,7 @@ def find_divergences(by_rank: list[Tokens]) -> Iterator[Divergence]:
 
 def find_order(by_rank: list[Tokens]) -> tuple[Token, Token, Condition] | None:
     """Return two operations of two groups that ranks of both issue in opposite orders."""
-    flat = [[token for operation in tokens for token in operation.operations()] for tokens in by_rank]
+    flat = [[operation for token in tokens for operation in token.operations()] for tokens in by_rank]
     orders = [[(token.group, token.members) for token in tokens] for tokens in flat]
     for rank in range(1, NUM_RANKS):
         if Counter(orders[rank]) != Counter(orders[0]) or orders[rank] == orders[0]:
