@@ -66,20 +66,26 @@ def write_logs(
 
     While workers read and sum up the ranks, this process reads what the verdict needs of them.
     """
-    from dtprof.analysis.timeline.operation_detail import RankDetail, read_detail, summarise_and_map
-    from dtprof.interchange.exporters.tensorboard_logs import write_tensorboard
+    from dtprof.analysis.run_summary import summarise
+    from dtprof.analysis.timeline.operation_detail import RankDetail, read_to_sum, summarise_and_map
+    from dtprof.interchange.exporters.tensorboard_logs import read_shown, read_shown_by_ranges, write_tensorboard
 
     summed_up: Future[Summary] = Future()
 
-    def map_ranks(work: Callable[[RankDetail], Result]) -> list[Result]:
+    def on_ranks(work: Callable[[RankDetail], Result]) -> list[Result]:
         summary, results = summarise_and_map(detail, work, executor)
         summed_up.set_result(summary)
         return results
 
     with beside(executor, lambda: account_for(run, summed_up.result)) as account:
         try:
-            detail = read_detail(run, executor)
-            return write_tensorboard(detail, folder, steps=steps, account=account, map_ranks=map_ranks)
+            detail = read_to_sum(run, executor)
+            if detail.surveys.ranges is None:
+                shown = read_shown(detail, steps=steps, on_ranks=on_ranks)
+            else:
+                summed_up.set_result(summarise(run, executor, surveys=detail.surveys))
+                shown = read_shown_by_ranges(detail, executor, steps=steps)
+            return write_tensorboard(shown, folder, account=account)
         finally:
             summed_up.cancel()  # where that failed, else in vain
 

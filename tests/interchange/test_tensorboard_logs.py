@@ -21,6 +21,7 @@ from dtprof.interchange.exporters.tensorboard_logs import (
     RankSeries,
     ScalarLogs,
     rank_series,
+    read_shown,
     write_tensorboard,
 )
 from dtprof.job.rank_executor import THIS_PROCESS
@@ -52,7 +53,7 @@ def points(events: Any, tag: str) -> dict[int, float]:
 def folder(detail: RunDetail, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tensorboard")
     account = Account(texts={"verdict": "all is *well*"}, pictures={"step_parts": PICTURE})
-    logs, said = write_tensorboard(detail, out, account=lambda: account)
+    logs, said = write_tensorboard(read_shown(detail), out, account=lambda: account)
     logs.close()
     assert said == []
     return out
@@ -140,7 +141,7 @@ def test_a_quantity_that_some_steps_lack_has_points_in_the_others_only(run: Run,
 
 
 def test_everything_can_be_read_while_more_may_come(detail: RunDetail, out: Path) -> None:
-    logs, _ = write_tensorboard(detail, out, account=lambda: Account(texts={"verdict": "well"}))
+    logs, _ = write_tensorboard(read_shown(detail), out, account=lambda: Account(texts={"verdict": "well"}))
     events = load(out / ALL_RANKS)
     assert len(events.Tensors("verdict/text_summary")) == 1
     assert events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
@@ -197,17 +198,17 @@ def test_memory_of_a_step_is_its_largest_sample(run: Run) -> None:
 def test_without_tensorboard_the_extra_is_named(detail: RunDetail, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(MissingDependencyError, match=r"dtprof\[tensorboard\]"):
-        write_tensorboard(detail, out)
+        write_tensorboard(read_shown(detail), out)
 
 
 def test_without_the_plugin_the_extra_is_named_and_all_is_written(
     detail: RunDetail, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logs, said = write_tensorboard(detail, out / "with")
+    logs, said = write_tensorboard(read_shown(detail), out / "with")
     logs.close()
     assert said == []
     monkeypatch.setattr("dtprof.interchange.exporters.tensorboard_logs.find_spec", {"torch_tb_profiler": None}.get)
-    logs, said = write_tensorboard(detail, out / "without")
+    logs, said = write_tensorboard(read_shown(detail), out / "without")
     logs.close()
     assert [sentence for sentence in said if "pip install 'dtprof[tensorboard]'" in sentence] == said
     assert len(said) == 1

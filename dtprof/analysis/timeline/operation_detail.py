@@ -6,7 +6,7 @@ The summary keeps sums only. The figures here are those that it sums: the same f
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -14,13 +14,14 @@ from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing, split_blocked
 from dtprof.analysis.pipeline.bubbles import find_bubbles
 from dtprof.analysis.placed_ranks import RankTiming, time_batch
+from dtprof.analysis.ranged_surveys import survey_to_sum
 from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
 from dtprof.analysis.results import BUBBLE, PARTS, PHASES, Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
-from dtprof.analysis.timeline.step_selection import StepExtent, select_steps
+from dtprof.analysis.timeline.step_selection import IndexedRun, StepExtent, select_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.job.clock_alignment import Clocks
 from dtprof.job.collective_matching import MatchedOperations, OperationInstances
@@ -28,6 +29,7 @@ from dtprof.job.device_timeline import start_of
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_ranks
+from dtprof.records.reader import Run
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
 
 Result = TypeVar("Result")
@@ -131,10 +133,51 @@ def read_detail(
 
 
 def _read_detail(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> RunDetail:
-    surveys = survey_run(run, ranks, executor)
+    return _describe_run(run, ranks, survey_run(run, ranks, executor))
+
+
+def _describe_run(run: SurveyedRun, ranks: Sequence[int], surveys: Surveys) -> RunDetail:
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
     return RunDetail(run=run, ranks=tuple(ranks), surveys=surveys, steps=steps, used=used)
+
+
+def read_to_sum(run: SurveyedRun, executor: Executor) -> RunDetail:
+    """Read a run once; of a run with long logs no single operations are matched, as `map_ranges` does."""
+    ranks = newest_ranks(run.folders)
+    return _describe_run(run, ranks, survey_to_sum(run, ranks, executor))
+
+
+def map_ranges(
+    detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor
+) -> Iterator[tuple[tuple[int, int], list[Result]]]:
+    """Read the ranks of a run that has been read by ranges of steps once more, so.
+
+    Parameters:
+        work: also sees the steps around a range; it and its results are picklable.
+
+    Yields:
+        The first and last step of a range, and the result of `work` for each rank.
+    """
+    assert isinstance(detail.run, Run)
+    assert detail.surveys.ranges is not None
+    indexed = IndexedRun(run=detail.run, indexes=detail.surveys.ranges.indexes)
+    ranges = list(indexed.cut())
+    tasks = (_RangeTask(work=work, ranks=detail.ranks, run=indexed.select(*steps).run) for steps in ranges)
+    return zip(ranges, map_tasks(executor, _work_on_range, tasks), strict=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RangeTask(Generic[Result]):
+    """Some steps of all ranks, to be looked at in detail."""
+
+    work: Callable[[RankDetail], Result]
+    ranks: Sequence[int]
+    run: Run
+
+
+def _work_on_range(task: _RangeTask[Result]) -> list[Result]:
+    return list(map(task.work, read_ranks(_read_detail(task.run, task.ranks, THIS_PROCESS))))
 
 
 def read_ranks(detail: RunDetail) -> Iterator[RankDetail]:

@@ -1,7 +1,9 @@
 """Choose the steps that a trace shows; of a run with long logs only those are read, whatever the length of the logs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from dtprof.analysis import ranged_surveys
 from dtprof.analysis.rank_surveys import SurveyedRun
@@ -57,14 +59,46 @@ class SelectedSteps:
         return replace(self.whole, steps=(first, last))
 
 
-def select_steps(
-    run: SurveyedRun, ranks: Sequence[int], executor: Executor, *, steps: tuple[int, int] | None, max_events: int
-) -> SelectedSteps | None:
-    """Select steps of a run with long logs, each of which is gone through once to find where they lie.
+@dataclass(frozen=True, kw_only=True)
+class IndexedRun:
+    """A run with long logs, and where the records of each step lie in them."""
+
+    run: Run
+    indexes: Mapping[int, StepIndex]  # by rank
+
+    @property
+    def whole(self) -> StepExtent:
+        """What it holds."""
+        first = min(index.offset for index in self.indexes.values())
+        last = max(index.offset + len(index.counts) - 1 for index in self.indexes.values())
+        return StepExtent(steps=(first, last), events=sum(int(index.counts.sum()) for index in self.indexes.values()))
+
+    def select(self, first: int, last: int) -> SelectedSteps:
+        """Return the run as one of which the steps from `first` to `last` are read."""
+        ranges, numbers = {}, {}
+        for rank, index in self.indexes.items():
+            low, high = (min(max(step - index.offset, 0), len(index.counts) - 1) for step in (first, last))
+            ranges[rank] = index.of(low, high)
+            numbers[rank] = ranges[rank].low + index.offset, ranges[rank].high + index.offset
+        return SelectedSteps(run=self.run.only_steps(ranges), whole=self.whole, numbers=numbers)
+
+    def cut(self) -> Iterator[tuple[int, int]]:
+        """Yield the first and the last of steps that are read at once, until all have been."""
+        assert self.whole.steps is not None
+        begin, last = self.whole.steps
+        counts = np.zeros(last - begin + 1, np.int64)
+        for index in self.indexes.values():
+            own = slice(index.offset - begin, index.offset - begin + len(index.counts))
+            counts[own] = np.maximum(counts[own], index.counts)
+        for low, high in ranged_surveys.cut_steps(counts, ranged_surveys.ROWS_AT_ONCE):
+            yield begin + low, begin + high
+
+
+def index_run(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> IndexedRun | None:
+    """Go through long logs once, to find where the records of each step lie.
 
     Parameters:
         ranks: whose logs are read.
-        steps: the first and the last; None: the newest that hold `max_events` records.
 
     Returns:
         None where the run is to be read whole: its logs are short, or cannot be read by steps.
@@ -77,23 +111,27 @@ def select_steps(
         if index is None or not 0 < index.counts.max(initial=0) <= ranged_surveys.MAX_OF_STEP:
             return None
         indexes[rank] = index
-    whole = StepExtent(
-        steps=(
-            min(index.offset for index in indexes.values()),
-            max(index.offset + len(index.counts) - 1 for index in indexes.values()),
-        ),
-        events=sum(int(index.counts.sum()) for index in indexes.values()),
-    )
-    chosen = steps or whole.newest_within(max_events)
-    assert chosen is not None
-    if steps is None:  # the last may have no end
-        chosen = chosen[0] - 1, chosen[1]
-    ranges, numbers = {}, {}
-    for rank, index in indexes.items():
-        first, last = (min(max(step - index.offset, 0), len(index.counts) - 1) for step in chosen)
-        ranges[rank] = index.of(first, last)
-        numbers[rank] = ranges[rank].low + index.offset, ranges[rank].high + index.offset
-    return SelectedSteps(run=run.only_steps(ranges), whole=whole, numbers=numbers)
+    return IndexedRun(run=run, indexes=indexes)
+
+
+def select_steps(
+    run: SurveyedRun, ranks: Sequence[int], executor: Executor, *, steps: tuple[int, int] | None, max_events: int
+) -> SelectedSteps | None:
+    """Select steps of a run with long logs; None where it is to be read whole.
+
+    Parameters:
+        ranks: whose logs are read.
+        steps: the first and the last; None: the newest that hold `max_events` records.
+    """
+    indexed = index_run(run, ranks, executor)
+    if indexed is None:
+        return None
+    if steps is not None:
+        return indexed.select(*steps)
+    newest = indexed.whole.newest_within(max_events)
+    assert newest is not None
+    first, last = newest
+    return indexed.select(first - 1, last)  # the last may have no end
 
 
 def _index(part: Run) -> StepIndex | None:

@@ -17,13 +17,21 @@ import numpy as np
 from dtprof.analysis.metric_registry import RANK
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.throughput import measure_throughput
-from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail, read_ranks
+from dtprof.analysis.timeline.operation_detail import (
+    RankDetail,
+    RunDetail,
+    map_ranges,
+    map_ranks,
+    read_detail,
+    read_ranks,
+)
 from dtprof.formatting import format_count
 from dtprof.interchange.exporters.exported_steps import choose_window
 from dtprof.interchange.exporters.kineto_export import RankTrace, trace_collector, write_traces
 from dtprof.interchange.exporters.tensorboard_events import EventFile, Picture
 from dtprof.intervals import Column, Floats
 from dtprof.job.axes import axis_sizes
+from dtprof.job.rank_executor import Executor
 
 Result = TypeVar("Result")
 
@@ -66,6 +74,12 @@ class RankSeries:
     ended_s: Floats  # wall-clock time
     columns: dict[str, Floats]  # by tag, in the unit that the tag ends with
 
+    def of_steps(self, first: int, last: int) -> "RankSeries":
+        """Return those of some steps."""
+        chosen = (self.numbers >= first) & (self.numbers <= last)
+        columns = {tag: values[chosen] for tag, values in self.columns.items()}
+        return RankSeries(rank=self.rank, numbers=self.numbers[chosen], ended_s=self.ended_s[chosen], columns=columns)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
@@ -80,6 +94,16 @@ class RankMap(Protocol):
 
     def __call__(self, work: Callable[[RankDetail], Result], /) -> Sequence[Result]:
         """Return what is made of each rank, in order; both are picklable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a log directory shows of a run."""
+
+    run: RunDetail
+    series: Sequence[RankSeries]
+    traces: Sequence[RankTrace] | None  # None: of so many ranks there are none
+    remarks: Sequence[str]  # on steps that the traces omit
 
 
 def say_nothing() -> Account:
@@ -173,35 +197,78 @@ class ScalarLogs:
             log.histogram(int(numbers[i]), float(walls_s[i]), "step_over_ranks_ms", spread[~np.isnan(spread)])
 
 
-def write_tensorboard(
-    detail: RunDetail,
-    folder: Path,
-    *,
-    steps: tuple[int, int] | None = None,
-    account: Callable[[], Account] = say_nothing,
-    map_ranks: RankMap | None = None,
-) -> tuple[ScalarLogs, list[str]]:
-    """Write the log directory; return the logs, to which steps can be added, and remarks on omitted parts.
+def read_shown(run: RunDetail, *, steps: tuple[int, int] | None = None, on_ranks: RankMap | None = None) -> Shown:
+    """Read what is shown of a run, rank by rank.
 
     Parameters:
-        map_ranks: does the work on every rank; None: this process does it.
+        steps: the first and the last of the traces; None: the newest that fit.
+        on_ranks: does the work on every rank; None: this process does it.
     """
-    logs = ScalarLogs(folder=folder)
-    window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
-    is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
-    collect = trace_collector(detail, window) if is_traced else None
+    window = choose_window(run, steps=steps, max_events=MAX_TRACE_EVENTS)
+    collect = trace_collector(run, window) if _is_traced(run) else None
     work = partial(_read_series, collect)
-    results = list(map(work, read_ranks(detail))) if map_ranks is None else map_ranks(work)
-    series = [columns for columns, _ in results]
-    if is_traced:
-        write_traces([trace for _, trace in results if trace is not None], folder / TRACES)
-        said = window.describe()
+    results = list(map(work, read_ranks(run))) if on_ranks is None else on_ranks(work)
+    return Shown(
+        run=run,
+        series=[columns for columns, _ in results],
+        traces=None if collect is None else [trace for _, trace in results if trace is not None],
+        remarks=window.describe(),
+    )
+
+
+def read_shown_by_ranges(run: RunDetail, executor: Executor, *, steps: tuple[int, int] | None = None) -> Shown:
+    """Read what is shown of a run that was read by ranges of steps: so once more, and the steps of its traces."""
+    parts: list[list[RankSeries]] = [[] for _ in run.ranks]
+    for (first, last), found in map_ranges(run, rank_series, executor):
+        for part, own in zip(parts, found, strict=True):
+            part.append(own.of_steps(first, last))
+    selected = read_detail(run.run, executor, steps=steps, max_events=MAX_TRACE_EVENTS)
+    window = choose_window(selected, steps=steps, max_events=MAX_TRACE_EVENTS)
+    return Shown(
+        run=run,
+        series=[_join_series(part) for part in parts],
+        traces=list(map_ranks(selected, trace_collector(selected, window), executor)) if _is_traced(run) else None,
+        remarks=window.describe(),
+    )
+
+
+def _is_traced(run: RunDetail) -> bool:
+    return len(run.ranks) <= MAX_TRACED_RANKS
+
+
+def _join_series(parts: Sequence[RankSeries]) -> RankSeries:
+    """Join the series of a rank; a phase that no step of a part has is 0 there, and what else it lacks nan."""
+    tags = dict.fromkeys(tag for part in parts for tag in part.columns)
+    return RankSeries(
+        rank=parts[0].rank,
+        numbers=np.concatenate([part.numbers for part in parts]),
+        ended_s=np.concatenate([part.ended_s for part in parts]),
+        columns={
+            tag: np.concatenate(
+                [
+                    part.columns.get(tag, np.full(len(part.numbers), 0 if tag.startswith(PHASES_MS) else np.nan))
+                    for part in parts
+                ]
+            )
+            for tag in tags
+        },
+    )
+
+
+def write_tensorboard(
+    shown: Shown, folder: Path, *, account: Callable[[], Account] = say_nothing
+) -> tuple[ScalarLogs, list[str]]:
+    """Write the log directory; return the logs, to which steps can be added, and remarks on omitted parts."""
+    logs, run = ScalarLogs(folder=folder), shown.run
+    if shown.traces is not None:
+        write_traces(shown.traces, folder / TRACES)
+        said = list(shown.remarks)
         if find_spec("torch_tb_profiler") is None:
             said.append(NO_PLUGIN)
     else:
-        said = [f"no traces: torch-tb-profiler keeps all of {len(detail.ranks)} ranks in memory; use --format perfetto"]
-    said += logs.append(detail, series)
-    logs.log(ALL_RANKS).hyperparameters(describe_layout(detail), *_wall_times(series))
+        said = [f"no traces: torch-tb-profiler keeps all of {len(run.ranks)} ranks in memory; use --format perfetto"]
+    said += logs.append(run, shown.series)
+    logs.log(ALL_RANKS).hyperparameters(describe_layout(run), *_wall_times(shown.series))
     logs.tell(account())
     return logs, said
 
