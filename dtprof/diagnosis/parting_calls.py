@@ -151,7 +151,12 @@ def find_handler(job: JobState, rank: RankState) -> tuple[Site, bool] | None:
 
 
 def find_ways_past(
-    job: JobState, made: tuple[RankState, Operation], by: RankState, *, after: Operation | None
+    job: JobState,
+    made: tuple[RankState, Operation],
+    by: RankState,
+    *,
+    after: Operation | None,
+    has_left: bool = False,
 ) -> list[tuple[Site, str]]:
     """Return the lines of the source that may have led a rank past a call, with the words there.
 
@@ -162,8 +167,9 @@ def find_ways_past(
         made: a rank that waits in the call.
         by: a rank that went past it.
         after: the operation before it, which both made.
+        has_left: it left what goes round: functions further out count where inner ones hold no way out.
     """
-    ways = _without_usual(job, made, by, _find_all_ways(job, made, by, after))
+    ways = _without_usual(job, made, by, _find_all_ways(job, made, by, after, has_left=has_left))
     return ways if by.finished or by.exit is not None else [way for way in ways if way[1] != ENDING]
 
 
@@ -196,7 +202,7 @@ def find_way_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation
         return None
     made = job.ranks[max(known, key=lambda rank: len(known[rank]))]
     after = operation_before(made, waiting[made.rank])
-    ways = find_ways_past(job, (made, waiting[made.rank]), gone, after=after)
+    ways = find_ways_past(job, (made, waiting[made.rank]), gone, after=after, has_left=True)
     exits = [site for site, word in ways if word == ENDING]
     if not exits:
         begins_step = _begins_step(made, after)
@@ -272,7 +278,7 @@ def _took_all_batches(job: JobState, gone: RankState) -> bool:
 
 
 def _find_all_ways(
-    job: JobState, made: tuple[RankState, Operation], by: RankState, after: Operation | None
+    job: JobState, made: tuple[RankState, Operation], by: RankState, after: Operation | None, *, has_left: bool
 ) -> list[tuple[Site, str]]:
     now = by.first_blocking
     a, b, common = align_frames(made, (by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
@@ -280,13 +286,16 @@ def _find_all_ways(
     if common is not None:
         return _ways_from(job, a, common, b[common], after, begins_step=begins_step)
     # Where they part is not known: it may be in any function whose loop goes round, the innermost first.
+    innermost: list[tuple[Site, str]] = []
     for at in range(len(a) - 1, -1, -1):
         place = job.place_in_source(a[at])
         if PurePath(a[at].file).parent != PurePath(a[-1].file).parent:
             break
         if place is not None and place.loops and (ways := _ways_from(job, a, at, None, after, begins_step=begins_step)):
-            return ways
-    return []
+            if not has_left or any(word in _LOOP_EXITS for _, word in ways):
+                return ways
+            innermost = innermost or ways
+    return innermost
 
 
 def _ways_from(
@@ -321,9 +330,11 @@ def _ways_from(
         elif now is not None:
             left = [loop for loop in left if (begins_round if begins_step else begun[loop])]
             own = [*dict.fromkeys([*own, *_ways_out(place, left)])]
-        begins_round = begins_round and not place.loops
         for line, word in own:
             found[Site(file=frame.file, line=line, function=frame.function)] = word
+        if begins_step and now is not None and left and _ways_out(place, left):
+            break  # it made all calls of the step before, and left the loop: what this calls led past none of them
+        begins_round = begins_round and not place.loops
     return [*found.items()]
 
 
@@ -350,7 +361,8 @@ def _left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
 def _ways_out(place: SourcePlace, left: list[tuple[int, int]]) -> list[tuple[int, str]]:
     """Return the ways out of loops before others, whose rounds a `continue` may have made fewer."""
     inside = [(line, word) for line, word in place.ways_past if any(first <= line <= last for first, last in left)]
-    return inside + [(first, "loop") for first, _ in left if first not in place.fixed_loops]
+    ending = (first for first, _ in left if first not in (*place.fixed_loops, *place.endless_loops))
+    return inside + [(first, "loop") for first in ending]
 
 
 def _begins_step(rank: RankState, after: Operation | None) -> bool:

@@ -40,6 +40,7 @@ class SourcePlace:
     # counters of loops and on constants alone
     by_rank: tuple[int, ...] = ()  # the same of those that hang on which rank it is, by the names in them
     fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
+    endless_loops: tuple[int, ...] = ()  # the same of those that no condition ends, as `while True`
     ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it,
     # of `raise SystemExit` and of `with contextlib.suppress`
     handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
@@ -130,6 +131,10 @@ def _is_fixed(loop: ast.stmt, counters: frozenset[str]) -> bool:
     return all(isinstance(arg, ast.Constant) or _hangs_on(arg, counters) for arg in call.args)
 
 
+def _is_endless(loop: ast.stmt) -> bool:
+    return isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and bool(loop.test.value)
+
+
 def _hangs_on(test: ast.expr, counters: frozenset[str]) -> bool:
     """Say whether an expression uses counters, and neither other names nor calls."""
     names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
@@ -185,6 +190,7 @@ def _take(
                 following=frozenset(),
                 loops=(loop, *after.loops),
                 fixed_loops=(*after.fixed_loops, *([loop[0]] if _is_fixed(statement, counters) else [])),
+                endless_loops=(*after.endless_loops, *([loop[0]] if _is_endless(statement) else [])),
             )
         else:
             inside = place

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dtprof.diagnosis.job_state import JobState, Stack
-from dtprof.diagnosis.parting_calls import align_frames, frames_of
+from dtprof.diagnosis.parting_calls import align_frames, find_way_out, frames_of
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.sites import Site
@@ -377,3 +377,56 @@ def test_a_call_that_is_waited_for_at_another_line_of_its_function_has_the_calle
     stacks = {0: Stack(state="S", cpu_share=None, frames=frames)}
     state = build_job([rank, RankBuilder(1, 2)], exit_status=None, stacks=stacks).ranks[0]
     assert [frame.line for frame in frames_of(state, state.operations[-1])] == lines
+
+
+@pytest.mark.parametrize(("exits", "line"), [(((23, "break"),), 23), ((), 9)])
+def test_who_left_a_loop_of_steps_met_no_condition_of_what_it_calls(
+    exits: tuple[tuple[int, str], ...], line: int
+) -> None:
+    # main calls fit in line 39, and a barrier in 40; fit trains in line 22, in a `while True`; line 10 averages, two
+    # gradients a step, under a condition. Rank 1 is at the barrier after three steps.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average, barrier = rank.site("all_reduce", line=10, function="average"), rank.site("barrier", line=40)
+        for i in range(6):
+            rank.op("all_reduce", 10 * i, 10 * i + 5, site=average, step=i // 2, nbytes=8)
+        if rank.rank == 1:
+            rank.op("barrier", 100, site=barrier, step=3, nbytes=0)
+        else:
+            rank.op("all_reduce", 100, site=average, step=3, nbytes=8)
+    nothing = frozenset[tuple[str, int]]()
+    places = {
+        10: SourcePlace(in_loop=True, following=nothing, loops=((8, 10),), conditions=(9,)),
+        22: SourcePlace(in_loop=True, following=nothing, loops=((20, 25),), endless_loops=(20,), ways_past=exits),
+        39: SourcePlace(in_loop=False, following=frozenset({("barrier", 40)})),
+        40: SourcePlace(in_loop=False, following=nothing),
+    }
+    inside = frames(("average", 10), ("fit", 22), ("main", 39))
+    stacks = {0: inside, 1: frames(("main", 40)), 2: inside}
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, at: places.get(at))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+    # Without a way out of the loop nothing but the condition may have led past the calls.
+    assert finding.culprit_call_sites[1].line == line
+
+
+@pytest.mark.parametrize(("word", "line"), [("return", 36), ("continue", None)])
+def test_who_ended_may_have_left_by_a_function_further_out_than_a_condition_in_a_loop(
+    word: str, line: int | None
+) -> None:
+    rank = RankBuilder(0, 2, closed=False)
+    average = rank.site("all_reduce", line=10, function="average")
+    for i in range(3):
+        rank.op("all_reduce", 10 * i, 10 * i + 5 if i < 2 else None, site=average, step=i, nbytes=8)
+    gone = RankBuilder(1, 2)
+    places = {
+        10: SourcePlace(in_loop=True, following=frozenset(), loops=((8, 10),), conditions=(9,)),
+        39: SourcePlace(
+            in_loop=True, following=frozenset(), loops=((38, 39),), fixed_loops=(38,), ways_past=((36, word),)
+        ),
+    }
+    stacks = {0: frames(("average", 10), ("main", 39))}
+    job = build_job([rank, gone], statuses={1: (0, 100)}, stacks=stacks, find_place=lambda _, at: places.get(at))
+    state = job.ranks[0]
+    way = find_way_out(job, job.ranks[1], {0: state.operations[-1]})
+    assert (way.line if way is not None else None) == line

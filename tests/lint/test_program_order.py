@@ -140,6 +140,15 @@ def test_a_loop_over_a_range_of_constants_has_fixed_rounds(tmp_path: Path) -> No
     assert (places[7].fixed_loops, places[15].fixed_loops) == ((3,), (3,))
 
 
+@pytest.mark.parametrize(("test", "lines"), [("True", (1,)), ("1", (1,)), ("queue", ()), ("0", ())])
+def test_a_while_whose_condition_is_a_true_constant_has_no_end_of_its_own(
+    test: str, lines: tuple[int, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"while {test}:\n    if a:\n        break\n    average()\n")
+    assert read_places(file)[4].endless_loops == lines
+
+
 def test_a_place_in_a_handler_or_a_finally_has_its_line(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(LEAVES)
