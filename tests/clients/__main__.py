@@ -34,6 +34,7 @@ PACKAGES = {
     "megatron": "megatron-core",
     "fairscale": "fairscale",
     "torchft": "torchft",
+    "litgpt": "litgpt",
     "jax": "jax",
     "hivemind": "hivemind",
     "ray": "ray[train]",
@@ -177,6 +178,13 @@ CLIENTS = {
     # The second replica fails after 6 steps: both have the 6 after it.
     "torchft-replicas": Client(
         framework="torchft", program="torchft_replicas.py", starts_ranks=True, steps=6, axes=frozenset({"dp_replicate"})
+    ),
+    # Parameters are averaged every 3 steps.
+    "torchft-local-sgd": Client(
+        framework="torchft", program="torchft_local_sgd.py", starts_ranks=True, axes=frozenset({"dp_replicate"})
+    ),
+    "litgpt-fabric": Client(
+        framework="litgpt", program="litgpt_fabric.py", starts_ranks=True, tokens=256, samples=16
     ),
     # TRL counts 1,680 tokens in its 12 steps.
     "trl-grpo": Client(framework="trl", program="trl_grpo.py", arguments=("trl-model",), tokens=140),

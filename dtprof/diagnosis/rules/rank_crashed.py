@@ -80,12 +80,15 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
         job,
         confidence=_confidence(named),
         evidence=tuple(facts),
-        advice=(known or _advice(error, culprits),),
+        advice=(known or _advice(error, named, job),),
     )
 
 
-def _advice(error: ExceptionRecord, culprits: tuple[int, ...]) -> str:
-    where = f" in {list_ranks(culprits)}" if culprits else ""
+def _advice(error: ExceptionRecord, named: list[RankState], job: JobState) -> str:
+    # A log may not say how many ranks there were: only records tell that no other rank is left.
+    if len(named) == job.world_size > 1 and all(rank.sees_program for rank in named):
+        return f"Fix the {error.type}, which every rank raised{' at this line' if error.frame else ''}."
+    where = f" in {list_ranks(rank.rank for rank in named)}" if named else ""
     return f"Fix the {error.type}{where}; errors on the other ranks follow from it."
 
 

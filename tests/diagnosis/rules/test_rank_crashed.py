@@ -37,6 +37,20 @@ def test_the_rank_that_raised_is_blamed_and_not_those_that_lost_their_peer() -> 
     assert "ValueError: bad sample 17" in finding.summary
 
 
+def test_where_every_rank_raised_alike_no_errors_of_other_ranks_are_told() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        rank.exception(2050, "ValueError", "no checkpoint", line=33)
+    (finding,) = judge(ranks, statuses=dict.fromkeys(range(3), (1, 3000))).findings
+    assert finding.culprit_ranks == (0, 1, 2)
+    assert finding.advice == ("Fix the ValueError, which every rank raised at this line.",)
+
+
+def test_errors_of_the_ranks_that_did_not_raise_follow_from_it() -> None:
+    (finding,) = found_by("rank_crashed", one_that_raises())
+    assert finding.advice == ("Fix the ValueError in rank 1; errors on the other ranks follow from it.",)
+
+
 def test_an_exception_raised_while_the_loss_of_a_peer_was_handled_is_a_consequence() -> None:
     ranks = ranks_in_step(3, 2)
     ranks[1].exception(2100, "ZeroDivisionError", line=77)
