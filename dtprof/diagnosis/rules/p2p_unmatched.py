@@ -297,7 +297,7 @@ def _makes_all_later(job: JobState, peer: RankState, stuck: Operation, usual: Op
     """
     own = [(o.label, o.peer_rank) for o in peer.operations if o != stuck]
     awaited, sent = (stuck.label, stuck.peer_rank), (usual.label, usual.peer_rank)
-    if peer.first_row or usual.site is None or awaited not in own or own.index(sent) > own.index(awaited):
+    if peer.first_row or usual.site is None or not {awaited, sent} <= {*own} or own.index(sent) > own.index(awaited):
         return False
     earlier = [i for i, end in enumerate(own) if end == awaited]
     begin = earlier[-2] + 1 if len(earlier) > 1 else 0
