@@ -361,8 +361,8 @@ def _left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
 def _ways_out(place: SourcePlace, left: list[tuple[int, int]]) -> list[tuple[int, str]]:
     """Return the ways out of loops before others, whose rounds a `continue` may have made fewer."""
     inside = [(line, word) for line, word in place.ways_past if any(first <= line <= last for first, last in left)]
-    ending = (first for first, _ in left if first not in (*place.fixed_loops, *place.endless_loops))
-    return inside + [(first, "loop") for first in ending]
+    without_own_end = (*place.fixed_loops, *place.endless_loops)
+    return inside + [(first, "loop") for first, _ in left if first not in without_own_end]
 
 
 def _begins_step(rank: RankState, after: Operation | None) -> bool:

@@ -21,7 +21,7 @@ from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
-from dtprof.analysis.timeline.step_selection import IndexedRun, StepExtent, select_steps
+from dtprof.analysis.timeline.step_selection import IndexedRun, StepExtent, index_run
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.job.clock_alignment import Clocks
 from dtprof.job.collective_matching import MatchedOperations, OperationInstances
@@ -123,13 +123,32 @@ def read_detail(
         max_events: None: all steps are looked at.
     """
     ranks = newest_ranks(run.folders)
-    if max_events is not None:
-        selected = select_steps(run, ranks, executor, steps=steps, max_events=max_events)
-        if selected is not None:
-            detail = _read_detail(selected.run, ranks, executor)
-            if selected.are_numbered(detail.steps):
-                return replace(detail, whole=selected.find_extent(detail.steps))
+    if max_events is not None and (indexed := index_run(run, ranks, executor)) is not None:
+        return _read_chosen(indexed, executor, steps=steps, max_events=max_events)
     return _read_detail(run, ranks, executor)
+
+
+def read_chosen(detail: RunDetail, executor: Executor, *, steps: tuple[int, int] | None, max_events: int) -> RunDetail:
+    """Read single steps of a run that has been read by ranges of steps, as `read_detail` does."""
+    return _read_chosen(_indexed(detail), executor, steps=steps, max_events=max_events)
+
+
+def _read_chosen(
+    indexed: IndexedRun, executor: Executor, *, steps: tuple[int, int] | None, max_events: int
+) -> RunDetail:
+    ranks = list(indexed.indexes)
+    selected = indexed.choose(steps, max_events)
+    detail = _read_detail(selected.run, ranks, executor)
+    if selected.are_numbered(detail.steps):
+        return replace(detail, whole=selected.find_extent(detail.steps))
+    return _read_detail(indexed.run, ranks, executor)
+
+
+def _indexed(detail: RunDetail) -> IndexedRun:
+    """Return where the records of each step of a run lie that has been read by ranges of steps."""
+    assert isinstance(detail.run, Run)
+    assert detail.surveys.ranges is not None
+    return IndexedRun(run=detail.run, indexes=detail.surveys.ranges.indexes)
 
 
 def _read_detail(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> RunDetail:
@@ -159,11 +178,10 @@ def map_ranges(
     Yields:
         The first and last step of a range, and the result of `work` for each rank.
     """
-    assert isinstance(detail.run, Run)
-    assert detail.surveys.ranges is not None
-    indexed = IndexedRun(run=detail.run, indexes=detail.surveys.ranges.indexes)
+    indexed = _indexed(detail)
     ranges = list(indexed.cut())
-    tasks = (_RangeTask(work=work, ranks=detail.ranks, run=indexed.select(*steps).run) for steps in ranges)
+    runs = (indexed.select(*steps).run.part(detail.ranks) for steps in ranges)
+    tasks = (_RangeTask(work=work, ranks=detail.ranks, run=run) for run in runs)
     return zip(ranges, map_tasks(executor, _work_on_range, tasks), strict=True)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class IndexedRun:
     run: Run
     indexes: Mapping[int, StepIndex]  # by rank
 
-    @property
+    @cached_property
     def whole(self) -> StepExtent:
         """What it holds."""
         first = min(index.offset for index in self.indexes.values())
@@ -81,6 +82,19 @@ class IndexedRun:
             ranges[rank] = index.of(low, high)
             numbers[rank] = ranges[rank].low + index.offset, ranges[rank].high + index.offset
         return SelectedSteps(run=self.run.only_steps(ranges), whole=self.whole, numbers=numbers)
+
+    def choose(self, steps: tuple[int, int] | None, max_events: int) -> SelectedSteps:
+        """Return the run as one of which steps from the first to the last are read; None: the newest that fit.
+
+        Parameters:
+            max_events: records that fit.
+        """
+        if steps is not None:
+            return self.select(*steps)
+        newest = self.whole.newest_within(max_events)
+        assert newest is not None
+        first, last = newest
+        return self.select(first - 1, last)  # the last may have no end
 
     def cut(self) -> Iterator[tuple[int, int]]:
         """Yield the first and the last of steps that are read at once, until all have been."""
@@ -112,26 +126,6 @@ def index_run(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> Ind
             return None
         indexes[rank] = index
     return IndexedRun(run=run, indexes=indexes)
-
-
-def select_steps(
-    run: SurveyedRun, ranks: Sequence[int], executor: Executor, *, steps: tuple[int, int] | None, max_events: int
-) -> SelectedSteps | None:
-    """Select steps of a run with long logs; None where it is to be read whole.
-
-    Parameters:
-        ranks: whose logs are read.
-        steps: the first and the last; None: the newest that hold `max_events` records.
-    """
-    indexed = index_run(run, ranks, executor)
-    if indexed is None:
-        return None
-    if steps is not None:
-        return indexed.select(*steps)
-    newest = indexed.whole.newest_within(max_events)
-    assert newest is not None
-    first, last = newest
-    return indexed.select(first - 1, last)  # the last may have no end
 
 
 def _index(part: Run) -> StepIndex | None:

@@ -22,7 +22,7 @@ from dtprof.analysis.timeline.operation_detail import (
     RunDetail,
     map_ranges,
     map_ranks,
-    read_detail,
+    read_chosen,
     read_ranks,
 )
 from dtprof.formatting import format_count
@@ -222,7 +222,7 @@ def read_shown_by_ranges(run: RunDetail, executor: Executor, *, steps: tuple[int
     for (first, last), found in map_ranges(run, rank_series, executor):
         for part, own in zip(parts, found, strict=True):
             part.append(own.of_steps(first, last))
-    selected = read_detail(run.run, executor, steps=steps, max_events=MAX_TRACE_EVENTS)
+    selected = read_chosen(run, executor, steps=steps, max_events=MAX_TRACE_EVENTS)
     window = choose_window(selected, steps=steps, max_events=MAX_TRACE_EVENTS)
     return Shown(
         run=run,

@@ -478,17 +478,17 @@ def a_preemption_that_one_rank_hears_of(rank: int) -> None:
 def a_double_buffer_whose_other_side_is_gone(rank: int) -> None:
     class DoubleBuffer:
         def __init__(self, length: int) -> None:
-            self.meeting, self.value = threading.Barrier(2), 0.0
+            self.barrier, self.value = threading.Barrier(2), 0.0
             self.filler = threading.Thread(target=self.fill, args=(length,), daemon=True)
             self.filler.start()
 
         def fill(self, length: int) -> None:
             for number in range(length):
                 self.value = float(number)
-                self.meeting.wait()
+                self.barrier.wait()
 
         def swap(self) -> float:
-            self.meeting.wait()  # here
+            self.barrier.wait()  # here
             return self.value
 
     buffer, engine = DoubleBuffer(4 if rank == 2 else 8), Engine()
@@ -803,7 +803,7 @@ def a_compressor_that_one_rank_switches_on(rank: int) -> None:
 @faulty("rank-exited", 1)
 def a_handler_that_leaves_politely(rank: int) -> None:
     def leave(_number: int, _frame: object) -> None:
-        print("told to leave")
+        print("asked to exit")
         sys.exit(0)  # here
 
     class Reaper:

@@ -279,18 +279,18 @@ def a_preemption_that_all_ranks_hear_of(rank: int) -> None:
 
 @healthy()
 def a_double_buffer_filled_by_a_thread(rank: int) -> None:
-    meeting, values = threading.Barrier(2), [0.0]
+    barrier, values = threading.Barrier(2), [0.0]
 
     def fill() -> None:
         for number in range(8):
             values[0] = float(number * rank)
-            meeting.wait()
+            barrier.wait()
 
     filler = threading.Thread(target=fill)
     filler.start()
     engine = Engine()
     for _ in range(8):
-        meeting.wait()
+        barrier.wait()
         engine.step(1 + values[0])
     filler.join()
 
