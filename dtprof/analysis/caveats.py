@@ -291,7 +291,7 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
     if several:
         caveats.append(
             f"memory formula: {list_ranks(several)} hold parameters that are sharded differently, such as experts "
-            "beside the rest or several models, and which memory is whose is not recorded"
+            "or embedding tables beside the rest, or several models, and which memory is whose is not recorded"
         )
     unsharded = [fact for fact in facts if _holds_less_than_all(fact)]
     if unsharded:

@@ -176,7 +176,8 @@ class Categories:
             for group in optimizer.param_groups if optimizer not in self._forward.roots.steps_copies else ():
                 yield from group["params"]
         for module in self._models():
-            yield from (tensor for _, tensor in _named_tensors(module))
+            shards = _shards(module)
+            yield from (shards.get(id(tensor), tensor) for _, tensor in _named_tensors(module))
 
 
 def _device_of(tensor: Any) -> str:
@@ -222,6 +223,15 @@ def _named_tensors(module: Any) -> Iterator[tuple[str, Any]]:
     yield from torch.nn.Module.named_buffers(module)
 
 
+def _shards(module: Any) -> dict[int, Any]:
+    """Return the shards of parameters that FSDP2 has unsharded, by the id of the unsharded ones.
+
+    They are unsharded where a step ends within the backward pass, in which a program runs its optimizers.
+    """
+    parts = [part for group in _groups(module) or () for part in group.fsdp_params]
+    return {id(part._unsharded_param): part.sharded_param for part in parts if hasattr(part, "_unsharded_param")}
+
+
 def _gradient_of(parameter: Any) -> Any:
     """Return the gradient of a parameter; Megatron accumulates it in `main_grad`."""
     # Views that Megatron's optimizer steps are no leaves: torch warns where their gradient is asked for.
@@ -253,13 +263,17 @@ def _storages(tensors: Iterable[Any], device: str) -> dict[int, int]:
 def _parts(tensor: Any) -> Iterator[Any]:
     """Yield the tensors that hold the values of a tensor: of a sharded one the shard of this rank.
 
-    A tensor of torchao, such as quantised state of an optimizer, has no storage, but tensors with codes and scales.
+    A tensor of torchao, such as quantised state of an optimizer, has no storage, but tensors with codes and scales; a
+    ShardedTensor, such as a table of torchrec, a list of shards.
     """
     shard = getattr(tensor, "_local_tensor", None)
     if shard is None:  # ZeRO-3 of DeepSpeed keeps the shard of a parameter beside it
         shard = getattr(tensor, "ds_tensor", None)
     if shard is not None:
         yield from _parts(shard)
+    elif (shards := getattr(tensor, "_local_shards", None)) is not None:
+        for shard in shards:
+            yield from _parts(getattr(shard, "tensor", shard))
     elif hasattr(type(tensor), "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
@@ -272,27 +286,34 @@ def _gathered_bytes(root: Any) -> int | None:
     """Return the bytes of the largest part of a model that FSDP unshards at a time; None for a model without FSDP."""
     import torch.nn
 
-    modules = list(torch.nn.Module.modules(root))  # a module of Lightning around the model is none of FSDP's
-    getters = [(module, getattr(type(module), "_get_fsdp_state", None)) for module in modules]
-    states = [get_state(module) for module, get_state in getters if get_state is not None]
-    if states:
-        groups = [group for state in states for group in _groups(state)]
+    if (groups := _groups(root)) is not None:
         sizes = [
             sum(part._orig_size.numel() * (part.param_dtype or part.orig_dtype).itemsize for part in group.fsdp_params)
             for group in groups
         ]
         return max(sizes, default=0)
     # In the dictionary: a module of the user may compute attributes in __getattr__.
+    modules = torch.nn.Module.modules(root)
     handles = [handle for module in modules if (handle := vars(module).get("_handle")) is not None]
     flat = [handle.flat_param for handle in handles if hasattr(handle, "flat_param")]
     return max((part._unpadded_unsharded_size.numel() * part.dtype.itemsize for part in flat), default=None)
 
 
-def _groups(state: Any) -> list[Any]:
-    """Return the parameter groups that FSDP unshards together; older versions of torch have one a module."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+def _groups(root: Any) -> list[Any] | None:
+    """Return the groups of parameters of a model that FSDP2 unshards together; None of one without FSDP2.
+
+    Older versions of torch have one a module.
+    """
+    import torch.nn
+
+    modules = torch.nn.Module.modules(root)  # a module of Lightning around the model is none of FSDP's
+    getters = [(module, getattr(type(module), "_get_fsdp_state", None)) for module in modules]
+    states = [get_state(module) for module, get_state in getters if get_state is not None]
+    found = [
+        list(state._fsdp_param_groups) if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+        for state in states
+    ]
+    return [group for groups in found for group in groups if group is not None] if states else None
 
 
 def _bucket_bytes(ddp: Any) -> int:

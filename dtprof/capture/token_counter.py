@@ -233,9 +233,11 @@ class Consumption:
 
 
 def flat_values(value: Any) -> Iterable[Any]:
-    """Return the values of a list or dict, else the value itself."""
+    """Return the values of a list, dict or dataclass, else the value itself."""
     if isinstance(value, list | tuple):
         return value
+    if (fields := getattr(type(value), "__dataclass_fields__", None)) is not None:  # a batch of torchrec
+        return [getattr(value, name, None) for name in fields]
     return value.values() if isinstance(value, dict | UserDict) else (value,)
 
 

@@ -297,7 +297,7 @@ STRING_ENTRIES = {
     "an unnamed mesh), the ranks along it, where this rank lies and the name of its group; `flattened` joins several "
     "dimensions of another mesh",
     "sharding": "scheme, shards, by: a framework shards the model over so many ranks, as ZeRO does: `scheme` is none, "
-    "zero1 (optimizer state), zero2 (and gradients) or zero3 (and parameters)",
+    "zero1 (optimizer state), zero2 (and gradients), zero3 (and parameters) or tables (embedding tables alone)",
     "ddp": "t_ns, id, group, buckets, parameters: bytes of the buckets of a DistributedDataParallel from this time on, "
     "by index, and how many parameters they hold",
     "parameters": "t_ns, group, by, names, count, some, place: DistributedDataParallel or fully_shard, called at "

@@ -190,7 +190,7 @@ class Mesh:
 class Sharding:
     """How a framework shards the model of a rank, in the terms of ZeRO."""
 
-    scheme: str  # none, zero1, zero2, zero3
+    scheme: str  # none, zero1, zero2, zero3; tables: those of embeddings alone
     shards: int
     by: str
 

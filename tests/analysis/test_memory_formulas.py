@@ -242,6 +242,12 @@ def test_experts_sharded_over_fewer_ranks_than_the_rest_have_no_formula() -> Non
     assert (model.is_of_several, model.scheme, model.shards) == (False, "zero2", 4)
 
 
+def test_embedding_tables_on_ranks_of_their_own_have_no_formula() -> None:
+    tables = RankBuilder(0, world_size=4).tables()
+    declared = dataclasses.replace(tables, shardings=(Sharding(scheme="tables", shards=4, by="torchrec"),))
+    assert find_share(declared, list_labelled(tables, tables.operations), None).is_of_several
+
+
 def test_gradients_of_zero2_are_a_shard_beside_whole_parameters() -> None:
     # On 2 ranks, 16-bit parameters of P values: 2P bytes whole. Gradients as wide are P bytes a rank; those that
     # DeepSpeed keeps in 32 bits, 2P, agree with the parameters by chance.

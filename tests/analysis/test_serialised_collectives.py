@@ -12,7 +12,13 @@ MS = 1_000_000
 
 
 def training(
-    *, gap: int = 0, ops: tuple[str, ...] = ("all_reduce",) * 3, is_async: bool = False, num_groups: int = 1
+    *,
+    gap: int = 0,
+    ops: tuple[str, ...] = ("all_reduce",) * 3,
+    dtype: str = "float32",
+    reduce_op: str | None = None,
+    is_async: bool = False,
+    num_groups: int = 1,
 ) -> MemoryRun:
     """Return two ranks of 6 steps of 100 ms, each with operations of 10 ms one after the other, `gap` between them."""
     ranks = [RankBuilder(i, world_size=2) for i in range(2)]
@@ -28,7 +34,8 @@ def training(
                     waits = (max(begin, done - 10 * MS), done)
                     rank.op(op, begin, done, waits=waits, is_async=True, group=groups[0], nbytes=1 << 20)
                 else:
-                    rank.op(op, begin, begin + 10 * MS, group=groups[i % num_groups], nbytes=1 << 20)
+                    group = groups[i % num_groups]
+                    rank.op(op, begin, begin + 10 * MS, group=group, nbytes=1 << 20, dtype=dtype, reduce_op=reduce_op)
             rank.span("optimizer", t + 90 * MS, t + 95 * MS)
     return MemoryRun(ranks)
 
@@ -46,6 +53,10 @@ def test_neighbours_could_run_side_by_side_and_gain_all_but_the_longest(gap: int
     assert (row.exposed_ns_per_step, row.gain_ns_per_step) == (30 * MS, 20 * MS)
 
 
+def test_reductions_of_integers_are_no_sizes_of_what_follows() -> None:
+    assert found(training(dtype="int64", reduce_op="sum"))
+
+
 def test_text_and_json_tell_of_them() -> None:
     summary = summarise(training())
     assert "3 all_reduce of 1.00 MiB a step over dp run one after another: a step takes up to 20.0 ms less" in " ".join(
@@ -54,14 +65,31 @@ def test_text_and_json_tell_of_them() -> None:
     assert summary_json(summary)["serialised"][0]["gain_ns_per_step"] == 20 * MS
 
 
+def two_phases() -> MemoryRun:
+    """Activations are exchanged at the end of the forward pass, their gradients soon in the backward pass."""
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank in ranks:
+        group = rank.group("g", (0, 1), "mesh_dp")
+        for step in range(6):
+            t = 100 * MS * step
+            for phase, begin in (("forward", t + 1 * MS), ("backward", t + 32 * MS)):
+                rank.span(phase, begin, begin + 30 * MS)
+            for begin in (t + 10 * MS, t + 33 * MS):
+                rank.op("all_to_all", begin, begin + 22 * MS, group=group, dtype="float32")
+            rank.span("optimizer", t + 90 * MS, t + 95 * MS)
+    return MemoryRun(ranks)
+
+
 @pytest.mark.parametrize(
     "run",
     [
+        two_phases(),
         training(gap=2 * MS),  # something is computed between them
         training(is_async=True),  # they are under way together
         training(ops=("reduce_scatter", "all_gather")),  # the second may take what the first gives
         training(num_groups=3),  # as above: over one group, then over another
         training(ops=("all_reduce",)),
+        training(ops=("all_to_all",) * 2, dtype="int64"),  # how many values each rank sends, then these
     ],
 )
 def test_nothing_is_said_of_those_that_may_depend_on_what_is_between(run: MemoryRun) -> None:

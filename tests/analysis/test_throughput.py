@@ -292,3 +292,17 @@ def test_tokens_are_not_known_where_ranks_may_share_them(kind: str, description:
     summary = exchange(kind, description)
     assert summary.throughput is None
     assert any(text.startswith("tokens_per_s: ") and reason in text for text in summary.cannot_tell)
+
+
+def test_a_forward_pass_that_is_given_no_tensor_is_not_said_to_be_missing() -> None:
+    def reasons(*phases: str) -> list[str]:
+        builder = RankBuilder(0, world_size=1)
+        for step in range(6):
+            begin = step * STEP
+            for place, phase in enumerate((*phases, "backward", "optimizer")):
+                builder.span(phase, begin + place * 20 * MS, begin + place * 20 * MS + 10 * MS)
+            builder.sample("rss_bytes", begin + 90 * MS, 1 << 20)
+        return caveats(summarise(MemoryRun([builder])))
+
+    assert all("no model was given" in text for text in reasons("forward"))
+    assert all("no training forward pass" in text for text in reasons())

@@ -1,4 +1,4 @@
-"""Adapters of Megatron-Core, DeepSpeed, FairScale, torchft and RPC, on modules by hand with the names they rely on."""
+"""Adapters of Megatron-Core, DeepSpeed, FairScale, torchft, torchrec, RPC, on modules by hand with their names."""
 
 import json
 import sys
@@ -18,6 +18,7 @@ from dtprof.capture.frameworks.fairscale_hooks import FairScale
 from dtprof.capture.frameworks.megatron_hooks import Megatron
 from dtprof.capture.frameworks.rpc_hooks import RemoteCalls
 from dtprof.capture.frameworks.torchft_hooks import TorchFt
+from dtprof.capture.frameworks.torchrec_hooks import TorchRec
 from dtprof.capture.group_descriptions import name_of, named_axis_entry
 
 F, B = "pp_forward", "pp_backward"
@@ -569,6 +570,22 @@ def test_oss_of_fairscale_shards_the_state_of_the_optimizer(
     FairScale(attribution).install()
     OSS()
     assert recorder.of("sharding") == [{"k": "sharding", "scheme": "zero1", "shards": 2, "by": "fairscale"}]
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "data_parallel"])
+def test_torchrec_shards_embedding_tables_that_it_does_not_replicate(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any], kind: str
+) -> None:
+    class DistributedModelParallel:
+        def __init__(self) -> None:
+            self._env = SimpleNamespace(process_group=Group("0", 0, 2))
+            self._plan = SimpleNamespace(plan={"tables": {"t0": SimpleNamespace(sharding_type=kind)}})
+
+    modules("torchrec.distributed.model_parallel", DistributedModelParallel=DistributedModelParallel)
+    TorchRec(attribution).install()
+    DistributedModelParallel()
+    declared = [{"k": "sharding", "scheme": "tables", "shards": 2, "by": "torchrec"}]
+    assert recorder.of("sharding") == (declared if kind == "table_wise" else [])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from dtprof.capture import reduction_buffers
 from dtprof.capture.forward_passes import Forward
@@ -46,6 +49,24 @@ def test_gradients_are_those_that_the_optimizer_stepped_wherever_the_step_ends(*
     if not freed:
         optimizer.zero_grad()
     assert categories.at_step_end()["gradients"] == 0  # of a step without an optimizer's
+
+
+def test_parameters_that_fsdp_has_unsharded_are_communication_within_backward_too() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(10, 10, bias=False)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        roots = SimpleNamespace(steps_copies=[], models=[model])
+        forward: Any = SimpleNamespace(roots=roots, wrappers=[])
+        of_forward: Forward = forward
+        categories = Categories(of_forward, lambda: 0)
+        categories.optimizers.add(optimizer)
+        model.unshard()
+        held = categories.held()
+        assert (held["parameters"], held["communication"]) == (400, 400)
+    finally:
+        dist.destroy_process_group()
 
 
 class MegatronDdp(torch.nn.Module):
@@ -142,3 +163,13 @@ def test_quantised_state_counts_with_its_codes_and_scales() -> None:
     named = categories.names()
     assert sorted({category for category, _ in named.values()}) == ["optimizer_state", "parameters"]
     assert len(named) == 4
+
+
+def test_a_table_of_torchrec_counts_with_the_shards_of_this_rank() -> None:
+    table: Any = Quantised(torch.zeros(8), torch.zeros(1))
+    table._local_shards = [SimpleNamespace(tensor=torch.zeros(4)), torch.zeros(2)]  # of ShardedTensor, of DTensor
+    module = torch.nn.Module()
+    module.register_buffer("table", table)
+    roots = SimpleNamespace(steps_copies=[], models=[module])
+    forward: Any = SimpleNamespace(roots=roots, wrappers=[])
+    assert Categories(forward, lambda: 0).held()["parameters"] == 4 * (4 + 2)

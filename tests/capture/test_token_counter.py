@@ -1,6 +1,7 @@
 """What a model is given in a step: token ids and samples, told by shapes and where they change."""
 
 from collections import UserDict
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pytest
@@ -34,6 +35,15 @@ class Shard(Tensor):
         """Have the shape of the whole."""
         super().__init__(*whole)
         self._local_tensor = own
+
+
+@dataclass
+class Batch:
+    """A batch of torchrec: features are no tensors."""
+
+    dense: Tensor
+    labels: Tensor
+    features: object = None
 
 
 class Samples:
@@ -87,6 +97,7 @@ IDS, FLOATS, LABELS = Tensor(4, 16), Tensor(4, 8, 8, dtype="float32"), Tensor(4)
         (([Tensor(3, 480, 640), Tensor(3, 333, 500)], [{"boxes": FLOATS}, {"boxes": FLOATS}]), {}, [("samples", 2)]),
         (([IDS, IDS], [{"ids": IDS}]), {}, [("tokens", 64), ("samples", 4)]),  # lists of different lengths
         (({"input_ids": IDS},), {}, [("tokens", 64), ("samples", 4)]),
+        ((Batch(FLOATS, LABELS),), {}, [("samples", 4)]),
         ((UserDict(input_ids=IDS),), {}, [("tokens", 64), ("samples", 4)]),
         ((Tensor(), None, IDS), {}, [("tokens", 64), ("samples", 4)]),
         ((Shard((8, 16), IDS),), {}, [("tokens", 64), ("samples", 4)]),

@@ -39,6 +39,10 @@ PACKAGES = {
     "hivemind": "hivemind",
     "ray": "ray[train]",
     "trl": "trl",
+    "torchtune": "torchtune==0.6.1 torchao==0.14.1",
+    # It asks for a build for CUDA of what has the kernels of the CPU in another package.
+    "torchrec": "--no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 tensordict torchmetrics==1.0.3 lightning-utilities "
+    "iopath portalocker pyre-extensions typing-inspect pyvers",
     "torchtitan": "torch==2.14.1 torchtitan==0.3.0",
 }
 LARGE = ("torchtitan",)
@@ -195,6 +199,23 @@ CLIENTS = {
     ),
     "hivemind-peers": Client(
         framework="hivemind", program="hivemind_peers.py", starts_ranks=True, steps=None, shards=1, axes=frozenset(),
+    ),
+    # Of four tables one is replicated; the others have no formula.
+    "torchrec-tables": Client(
+        framework="torchrec", program="torchrec_dlrm.py", arguments=("mixed",), tokens=None, samples=16, scheme=None,
+        shards=None,
+    ),
+    # torchtune's mesh has a dimension of tensor parallelism of one rank beside `dp`.
+    "torchtune-fsdp": Client(
+        framework="torchtune", program="torchtune_recipe.py", arguments=("torchtune", "full_finetune_distributed"),
+        scheme="zero3",
+    ),
+    "torchtune-tensor": Client(
+        framework="torchtune", program="torchtune_recipe.py", ranks=4, scheme="zero3", axes=frozenset({"dp", "tp"}),
+        arguments=(
+            "torchtune-tensor", "full_finetune_distributed", "tensor_parallel_dim=2",
+            "tensor_parallel_plan._component_=torchtune.models.llama3.base_llama_tp_plan",
+        ),
     ),
     "torchtitan-fsdp": Client(
         framework="torchtitan", program="torchtitan_trainer.py",

@@ -67,7 +67,7 @@ def sum_sites(batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, timing:
     codes, places = zip(*map(number_distinct, (operations["site"][rows].astype(np.int64), call, nbytes)), strict=True)
     digits = np.frexp(codes[2].astype(np.float64))[1]
     sizes = np.where(sized, digits[places[2]], UNSIZED) + 1
-    numbers = (batch.place[rows], places[0], _find_phases(batch, rows), places[1], sizes)
+    numbers = (batch.place[rows], places[0], phases_of_operations(batch, rows), places[1], sizes)
     lengths = (len(batch.ranks), len(codes[0]), len(ORDER) + 1, len(codes[1]), int(sizes.max()) + 1)
     found, position = number_distinct(np.ravel_multi_index(numbers, lengths))
     keys = np.stack(np.unravel_index(found, lengths), axis=1)
@@ -97,7 +97,7 @@ def sum_sites(batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, timing:
     return sums
 
 
-def _find_phases(batch: PlacedBatch, rows: Column) -> Column:
+def phases_of_operations(batch: PlacedBatch, rows: Column) -> Column:
     """Return the position in ORDER of the phase in which each of these operations was issued; len(ORDER): in none."""
     issued, of_steps = batch.place_times(batch.operations["issued_ns"])[rows], batch.blocked.of_steps[rows]
     found = np.full(len(rows), len(ORDER), np.int64)

@@ -1,8 +1,9 @@
 """Collectives issued one after the other although nothing was computed between them: they could run side by side.
 
 Two neighbours of a thread belong to a row if both are the same operation on the same group and type, the first one was
-done, and its wait over, before the second was issued, and the program did next to nothing between. An operation over
-what the same operation has just given makes no sense, so that the second need not have waited for the first.
+done, and its wait over, before the second was issued in the same phase, and the program did next to nothing between. An
+operation over what the same operation has just given makes no sense, so that the second need not have waited for the
+first. Gathered or exchanged integers may be the sizes of what the second carries: it has to wait.
 
 Operations that a device timed are left out: those of a group run on one stream, one after the other in any case.
 """
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis.communication.bucket_reductions import DDP
+from dtprof.analysis.communication.communication_sites import phases_of_operations
 from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.results import CallLine, GroupResult, SerialisedCollectives
@@ -72,6 +74,9 @@ def find_rows(
     at = at[operations["kind"][order[at]] == codes.COLLECTIVE]
     for column in ("thread", "kind", "group", "op", "dtype", "reduce_op", "peer", "step"):
         at = at[operations[column][order[at]] == operations[column][order[at + 1]]]
+    at = at[phases_of_operations(batch, order[at]) == phases_of_operations(batch, order[at + 1])]
+    taken = operations[order[at]]
+    at = at[~(np.isin(taken["dtype"], codes.SIZES) & (taken["reduce_op"] == codes.NONE))]
     begin = np.ones(len(order), np.bool_)
     begin[at + 1] = False
     begins = np.flatnonzero(begin)

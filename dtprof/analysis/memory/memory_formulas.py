@@ -22,6 +22,8 @@ from dtprof.records.tables import Array, NodeMemory, RankTables, Sharding
 
 SCHEMES = ("none", "zero1", "zero2", "zero3")
 """How the model's state is sharded over data-parallel ranks."""
+TABLES = "tables"
+"""Sharding of embedding tables alone: each lies whole, or in parts, on ranks of its own."""
 MIXED_FROM = 5
 """Optimizer state over parameters: 2 are the two moments of Adam, 6 those and a copy, in 32 bits, of 16-bit values."""
 TOLERANCE = 0.05
@@ -123,6 +125,8 @@ def _label_operations(operations: Array, labelled: Mapping[int, Site]) -> list[t
 def _find_scheme(
     tables: RankTables, num_operations: int, labels: Sequence[Label], rows: Sequence[Array], counts: Sequence[int]
 ) -> ModelShare:
+    if any(sharding.scheme == TABLES for sharding in tables.shardings):
+        return ModelShare(is_known=True, is_of_several=True)
     declared = [sharding for sharding in tables.shardings if sharding.scheme in SCHEMES]
     replicates = any(label.api == "ddp" for label in labels)
     if declared:  # of OSS within ShardedDataParallel the latter, which shards more

@@ -78,12 +78,12 @@ class JobConsumption:
 
 
 def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | None:
-    """Return the consumption of a rank step by step; None where it was not recorded."""
+    """Return the consumption of a rank step by step; None where neither it nor a forward pass was recorded."""
     if not len(own.numbers) or not len(tables.samples):
         return None
     taken = [samples_of(tables, name) for name in events.CONSUMED]
     values = np.stack([_held(rows, own.windows[:, 1], taken) for rows in taken], axis=1)
-    if not values.any():
+    if not values.any() and events.FORWARD not in tables.ops:
         return None
     changes = np.flatnonzero(np.concatenate(([True], (values[1:] != values[:-1]).any(axis=1))))
     return RankConsumption(
@@ -243,7 +243,7 @@ def sum_consumption(
     if any(own.sequence_first for own in recorded.values()) and "tokens_per_s" in of_steps:
         unclear.setdefault("samples_per_s", _SEQUENCE_FIRST)
     unknown = {
-        name: unclear.get(name) or (_NONE_OF_IT[name] if of_steps or unclear else _NO_STEP)
+        name: unclear.get(name) or (_NONE_OF_IT[name] if recorded or unclear else _NO_STEP)
         for name in RATES
         if name not in of_steps
     }

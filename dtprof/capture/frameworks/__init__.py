@@ -20,6 +20,7 @@ from dtprof.capture.frameworks.megatron_hooks import Megatron
 from dtprof.capture.frameworks.pipeline_hooks import Pipelines
 from dtprof.capture.frameworks.rpc_hooks import RemoteCalls
 from dtprof.capture.frameworks.torchft_hooks import TorchFt
+from dtprof.capture.frameworks.torchrec_hooks import TorchRec
 from dtprof.capture.recorder import Recorder
 
 
@@ -45,6 +46,7 @@ FRAMEWORKS: tuple[Callable[[Attribution], Adapter], ...] = (
     DeepSpeed,
     FairScale,
     TorchFt,
+    TorchRec,
 )
 
 

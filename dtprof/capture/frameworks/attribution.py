@@ -22,7 +22,7 @@ End = Callable[[Any, bool], object]
 NOTHING = -1
 MOST_EARLY_USES = 1_000
 """Declared axes that wait for a log: a process that never has one keeps no more."""
-FRAMEWORKS_UPON_TORCH = ("megatron", "deepspeed", "fairscale", "torchft")
+FRAMEWORKS_UPON_TORCH = ("megatron", "deepspeed", "fairscale", "torchft", "torchrec")
 """Packages with adapters of their own: a version that moved its names loses the adapter."""
 MOST_WRAPPERS = 4096
 """Wrappers whose parameters are written: a program may make any number."""
