@@ -1,7 +1,8 @@
 """What the programs of office hours share: the `utils.py` of a project, without a program of its own."""
 
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
@@ -54,3 +55,24 @@ def agreed(flag: bool, group: dist.ProcessGroup | None = None) -> bool:
     vote = torch.tensor([float(flag)])
     dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=group)
     return bool(vote > 0)
+
+
+def sum_over_ranks(number: float) -> float:
+    total = torch.tensor(number)
+    dist.all_reduce(total)
+    return float(total)
+
+
+def reduced(value: torch.Tensor, how: str) -> torch.Tensor:
+    result = value.detach().clone()
+    dist.all_reduce(result, op={"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}[how])
+    return result
+
+
+def rank_zero_only(function: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def call(*arguments: object) -> None:
+        if dist.get_rank() == 0:
+            function(*arguments)
+
+    return call
