@@ -170,6 +170,7 @@ def find_ways_past(
         has_left: it left what goes round: functions further out count where inner ones hold no way out.
     """
     ways = _without_usual(job, made, by, _find_all_ways(job, made, by, after, has_left=has_left))
+    ways = without_single_turns(job, made, by, ways) or ways
     return ways if by.finished or by.exit is not None else [way for way in ways if way[1] != ENDING]
 
 
@@ -184,11 +185,51 @@ def _without_usual(
     return [(site, word) for site, word in ways if site.line not in steady]
 
 
+def without_single_turns(
+    job: JobState, made: tuple[RankState, Operation], by: RankState, ways: list[tuple[Site, str]]
+) -> list[tuple[Site, str]]:
+    """Return the ways past a call without those past one turn of its loop, where a rank left out all of the turns.
+
+    As a condition on each parameter of a model: the loop made the call several times in the round before.
+    """
+    now, own = by.first_blocking, made[0].operations
+    at = next((i for i in range(len(own) - 1, 0, -1) if own[i] == made[1]), 0)
+    calls = [(operation.label, operation.numel) for operation in own]
+    place = next((i for i in range(at - 1, 0, -1) if calls[i - 1 : i + 1] == calls[at - 1 : at + 1]), None)
+    if now is None or now.label == made[1].label or place is None or own[place + 1].label != made[1].label:
+        return ways
+    a, _, common = align_frames(made, (by, now))
+    for depth in range(len(a) - 1, common if common is not None else len(a), -1):
+        if (inside := job.place_in_source(a[depth])) is not None and inside.loops:
+            first, last = inside.loops[0]
+            return [
+                (site, word)
+                for site, word in ways
+                if word.split()[0] in (*_LOOP_EXITS, "loop")
+                or not (_is_same_function(site, a[depth]) and first <= site.line <= last)
+            ]
+    return ways
+
+
 def operation_before(rank: RankState, operation: Operation) -> Operation | None:
     """Return the operation that a rank issued before one of its newest; None where that is not known."""
     own = rank.operations
     at = next((i for i in range(len(own) - 1, 0, -1) if own[i] == operation), None)
     return own[at - 1] if at is not None else None
+
+
+def find_loop_left(
+    job: JobState, inside: tuple[RankState, Operation], past: tuple[RankState, Operation]
+) -> Site | None:
+    """Return the first line of the outermost loop that a rank left and another is in, but those the source counts."""
+    frames, others, common = align_frames(inside, past)
+    for at, frame in enumerate(frames[common:] if common is not None else ()):
+        place = job.place_in_source(frame)
+        left = _left_loops(place, others[common or 0].line if at == 0 else 0) if place is not None else []
+        taking = [first for first, _ in left if place is not None and first not in place.fixed_loops]
+        if taking:
+            return Site(file=frame.file, line=taking[-1], function=frame.function)
+    return None
 
 
 def find_way_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> Site | None:

@@ -123,10 +123,11 @@ def _find_first_cause(case: Case) -> list[Finding]:
     """
     if case.job.sources == ("log",) and (named := _find_first(case, Stage.NAMED)):
         return named
-    if (death := _find_first(case, Stage.DEATH)) and not _died_in_operation(case.job, death[0]):
+    death = _find_first(case, Stage.DEATH)
+    if death and not _died_in_operation(case.job, death[0]) and not _took_wrong_data(case, death[0]):
         return death
     if ended := death or _find_first(case, Stage.ABORT):
-        # A back end raises in, or aborts, the process that receives what does not fit: a consequence.
+        # A back end raises in, or aborts, the process that receives what does not fit, or gives it what means nothing.
         broken = _find_first(case, Stage.DIVERGENCE, Stage.BROKEN_MESSAGE)
         return [explain(broken[0], ended[0])] if broken else ended
     if case.job.stalled or case.awaited_leavers:
@@ -140,6 +141,24 @@ def _died_in_operation(job: JobState, death: Finding) -> bool:
     """Say whether ranks exited out of the operations they were in, whose arguments were accepted."""
     ranks = [job.ranks.get(rank) for rank in death.culprit_ranks]
     return bool(ranks) and all(rank is not None and raised_by(rank) and not is_refused(rank) for rank in ranks)
+
+
+def _took_wrong_data(case: Case, death: Finding) -> bool:
+    """Say whether ranks went on, and died, with what an operation gave them that fitted no call of the others.
+
+    These wait in it, or failed. In a handler a rank makes calls of its own because it had raised.
+    """
+    for found in case.disagreements.values():
+        own = [found.operations.get(rank) for rank in death.culprit_ranks]
+        places = [case.job.place_in_source(operation.site) for operation in own if operation is not None]
+        if (
+            found.argument in ("dtype", "numel")
+            and all(operation is not None and operation.done for operation in own)
+            and not all(operation.done for operation in found.operations.values())
+            and not any(place is not None and place.handler is not None for place in places)
+        ):
+            return True
+    return False
 
 
 def _find_first(case: Case, *stages: Stage) -> list[Finding]:

@@ -130,16 +130,18 @@ def newest_departure(operations: Sequence[Operation], expected: Hashable) -> int
     for at in range(len(operations) - 1, first, -1):
         begin = max(0, at + 1 - NEWEST)
         usual = _usual_at(operations[begin : at + 1], at - begin)
-        if usual is not None and usual.label == expected and operations[at].label != expected:
+        if (
+            usual is not None
+            and usual.label == expected
+            and operations[at].label != expected
+            and not _goes_on_so(operations[begin:], usual, at - begin)
+        ):
             return at
     return None
 
 
 def find_departures(operations: Sequence[Operation]) -> Iterator[tuple[int, Operation]]:
-    """Give the places at which a rank issued another operation than in the round before, and that operation.
-
-    What it went on with after the same operations a second time is no departure, but how its rounds go.
-    """
+    """Give the places at which a rank issued another operation than in the round before, and that operation."""
     newest = operations[-NEWEST:]
     labels = [_label(operation) for operation in newest]
     found = set[int]()
@@ -148,12 +150,18 @@ def find_departures(operations: Sequence[Operation]) -> Iterator[tuple[int, Oper
         if usual is None or _label(usual) == labels[at]:
             continue
         place = next(i for i in range(at) if newest[i] is usual)
-        alike = _count_alike(labels, place, at)
-        again = (i for i in range(len(newest)) if i != at and labels[i] == labels[at])
         # A rank that is back in its pattern does not depart from the one round in which it had left it.
-        if place not in found and all(_count_alike(labels, i, at) < alike for i in again):
+        if place not in found and not _goes_on_so(newest, usual, at):
             found.add(at)
             yield len(operations) - len(newest) + at, usual
+
+
+def _goes_on_so(operations: Sequence[Operation], usual: Operation, at: int) -> bool:
+    """Say whether a rank went on as at a place after the same operations once more: so its rounds go."""
+    labels = [_label(operation) for operation in operations]
+    alike = _count_alike(labels, next(i for i in range(at) if operations[i] is usual), at)
+    again = (i for i in range(len(labels)) if i != at and labels[i] == labels[at])
+    return any(_count_alike(labels, i, at) >= alike for i in again)
 
 
 def left_out_of_round(operations: Sequence[Operation], current: Operation) -> Operation | None:

@@ -42,7 +42,8 @@ def skipping(places: Mapping[int, SourcePlace]) -> JobState:
 def source(**of_call: object) -> dict[int, SourcePlace]:
     """Return the loop of main, where line 8 calls what the function has at line 10: facts are those of line 10."""
     main = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP)
-    return {8: main, 20: main, 10: SourcePlace(in_loop=False, following=frozenset(), **of_call)}  # type: ignore[arg-type]
+    call = {"in_loop": False, "following": frozenset(), **of_call}
+    return {8: main, 20: main, 10: SourcePlace(**call)}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,28 @@ def test_a_condition_on_the_rank_is_no_way_past_a_call_that_the_rank_has_made_be
     facts = {"conditions": (9,), "ways_past": ((7, "return"),)}
     finding = decide(skipping(source(**facts, by_rank=(9,)))).findings[0]
     assert finding.culprit_call_sites[1].line == 7
+
+
+@pytest.mark.parametrize(("turns", "line"), [(1, 20), (3, 7)])
+def test_a_condition_in_the_loop_around_a_call_leads_past_one_of_its_turns(turns: int, line: int) -> None:
+    """Rank 1 left out all turns of the loop in `average`: then what leads past the whole loop is its line."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average, publish = rank.site("all_reduce", line=10, function="average"), rank.site("broadcast", line=20)
+        for step in range(3):
+            t = step * STEP
+            for turn in range(turns):
+                rank.op("all_reduce", t + 20 * turn, t + 20 * turn + 9, site=average, nbytes=64)
+            rank.op("broadcast", t + 200, t + 209, site=publish, nbytes=8)
+        is_past = rank.rank == 1
+        site, op = (publish, "broadcast") if is_past else (average, "all_reduce")
+        rank.op(op, 3 * STEP, site=site, nbytes=8 if is_past else 64)
+    places = source(conditions=(9,), ways_past=((7, "return"),), loops=((9, 10),), in_loop=True)
+    stacks = {rank: frames(("average", 10), ("main", 8)) for rank in (0, 2)} | {1: frames(("main", 20))}
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+    assert finding.culprit_call_sites[1].line == line
 
 
 def test_a_condition_on_a_counter_alone_shows_another_round() -> None:

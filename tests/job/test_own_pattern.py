@@ -11,6 +11,7 @@ from dtprof.job.own_pattern import (
     find_repetition,
     is_short_in_step,
     keeps_pattern,
+    newest_departure,
     usual_operation,
 )
 
@@ -57,6 +58,12 @@ def test_what_a_rank_goes_on_with_in_each_round_is_no_departure(
     program: str, departures: list[tuple[int, str]]
 ) -> None:
     assert [(at, usual.op) for at, usual in find_departures(rounds(program))] == departures
+
+
+def test_the_first_round_of_several_calls_in_a_row_is_no_departure_of_the_later_ones() -> None:
+    label = rounds("b")[0].label
+    assert newest_departure(rounds("aaabbbb" * 4 + "a"), label) is None
+    assert newest_departure(rounds("aaabbbb" * 3 + "aaaba"), label) == 25
 
 
 @pytest.mark.parametrize(

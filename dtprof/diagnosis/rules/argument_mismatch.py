@@ -13,7 +13,7 @@ from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
 from dtprof.job import agreement
 from dtprof.job.agreement import Disagreement, disagreement_at, sizes_at
-from dtprof.job.group_collectives import group_tables, line_of
+from dtprof.job.group_collectives import at_position, group_tables, line_of
 from dtprof.job.groups import GroupId
 from dtprof.records.codes import dtype_name, reduce_op_name
 from dtprof.records.sites import Site
@@ -92,7 +92,8 @@ def find_silent_beside_hang(case: Case) -> list[Finding]:
 
 def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     present, culprits, seq = found.operations, found.minority, found.seq
-    is_other_call = _is_other_call(job, group_id, found)
+    again = _is_made_again(job, group_id, found)
+    is_other_call = again or _is_other_call(job, group_id, found)
     kind = agreement.KINDS["op" if is_other_call else found.argument]
     shown = {rank: _show(found, rank) for rank in present}
     usual = next((rank for rank in present if rank not in culprits), culprits[0])
@@ -107,7 +108,8 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     if is_other_call:
         functions = {site.function for site in sites.values()}
         where = ", in another function," if len(functions) > 1 else ""
-        facts.append(f"the line of {list_ranks(culprits)}{where} is one that no rank had called before")
+        when = "all had called just" if again else "no rank had called"
+        facts.append(f"the line of {list_ranks(culprits)}{where} is one that {when} before")
     if found.has_changed:
         facts.append(f"{list_ranks(culprits)} exchanged other amounts in each earlier call at this line")
     if passed:
@@ -125,10 +127,16 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         differs = f"At #{seq} of {group_words(group)}, {who} {'calls' if is_one else 'call'} {shown[culprits[0]]}"
         summary = f"{differs}, the others {shown[usual]}."
     elif is_other_call:
+        plural_s = "s" if is_one else ""
+        does = (
+            f"make{plural_s} the call before again"
+            if again
+            else f"make{plural_s} a call of {'its' if is_one else 'their'} own"
+        )
         summary = (
-            f"At #{seq} of {group_words(group)}, {who} {'makes a call of its' if is_one else 'make a call of their'} "
-            f"own, {present[culprits[0]].op}{at_line(sites[culprits[0]])}; the others make their usual "
-            f"{op}{at_line(sites[usual])}, with other {WORDS[found.argument]}."
+            f"At #{seq} of {group_words(group)}, {who} {does}, {present[culprits[0]].op}{at_line(sites[culprits[0]])}; "
+            f"the others {'go on to' if again else 'make their usual'} {op}{at_line(sites[usual])}, with other "
+            f"{WORDS[found.argument]}."
         )
     else:
         tail = (
@@ -178,6 +186,21 @@ def _is_other_call(job: JobState, group: GroupId, found: Disagreement) -> bool:
     tables = [table[table["seq"] < found.seq] for table in group_tables(job.ranks)[group].values()]
     known = [{int(line) for line in distinct(table["line"])} for table in tables]
     return not any(line_of(mine) in lines for lines in known) and any(line_of(theirs) in lines for lines in known)
+
+
+def _is_made_again(job: JobState, group: GroupId, found: Disagreement) -> bool:
+    """Say whether the minority made the call that all had made just before, and never one at the line of the others.
+
+    Of another function: one line of a loop takes what there is, and sizes differ.
+    """
+    functions = {operation.site.function for operation in found.operations.values() if operation.site is not None}
+    if found.argument not in ("dtype", "numel") or len(functions) < 2:
+        return False
+    tables = group_tables(job.ranks)[group]
+    before = {operation.site for operation in at_position(job.ranks, tables, found.seq - 1).values()}
+    theirs = {line_of(o.site) for rank, o in found.operations.items() if rank not in found.minority}
+    new = not any({*map(int, distinct(tables[rank]["line"]))} & theirs for rank in found.minority)
+    return new and before == {found.operations[rank].site for rank in found.minority}
 
 
 def _is_under_own_condition(job: JobState, mine: Site, theirs: Site) -> bool:

@@ -9,10 +9,10 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
-from dtprof.diagnosis.parting_calls import find_ways_past, frames_of, operation_before
+from dtprof.diagnosis.parting_calls import find_round_left_out, find_ways_past, frames_of, operation_before
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
-from dtprof.job.issued_operations import Operation
+from dtprof.job.issued_operations import ChannelEnd, Operation
 from dtprof.job.own_pattern import find_departures, left_out_of_round, usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
 
@@ -37,7 +37,10 @@ def find_unmatched(case: Case) -> Iterator[Finding]:
         mine = wait.operation
         peers = [job.ranks[r] for r in wait.awaited if r in job.ranks]
         elsewhere = [p for p in peers if p.finished or (p.rank in waits and not _comes_soon(job, p.rank))]
-        if not peers or len(elsewhere) < len(peers) or wait.any_of_them:
+        if not peers or len(elsewhere) < len(peers):
+            continue
+        if wait.any_of_them:
+            yield from _find_sender_short(job, wait)
             continue
         peer = elsewhere[0]
         others = find_expecting(job.ranks, wait.rank, mine)
@@ -76,6 +79,41 @@ def find_unmatched(case: Case) -> Iterator[Finding]:
             facts=tuple(facts),
             advice=f"Make the {needed} on rank {peer.rank}, or leave out the call{at_line(mine.site)}.",
         )
+
+
+def _find_sender_short(job: JobState, wait: Wait) -> Iterator[Finding]:
+    """Give the finding for a receive from any source that no rank sends to any more.
+
+    Who sent less often than most left a message out. Where all sent as many, the receiver asks for one too many.
+    """
+    mine = wait.operation
+    end = ChannelEnd(mine.group, wait.rank, mine.tag, sends=True)
+    sent = {rank: job.ranks[rank].channels.get(end, 0) for rank in wait.awaited}
+    senders = [rank for rank, count in sent.items() if count]
+    if len(senders) < 2:
+        return  # one alone may end whenever it likes
+    most = max(sent.values())
+    short = tuple(rank for rank in senders if sent[rank] < most)
+    if not short and len(senders) == len(sent):
+        asked = f"than the {plural(most, 'message')} that each of {list_ranks(senders)} has sent"
+        yield _surplus_finding(job, wait, asked, "all of them wait elsewhere, or have ended", senders[0])
+    if not short or (len(senders) > 2 and 2 * len(short) >= len(senders)):
+        return  # how many each has to send is not known
+    stuck = {rank: own for rank in senders if (own := job.ranks[rank].first_blocking) is not None}
+    found = message_finding(
+        "p2p-unmatched",
+        f"{capitalised([wait.rank])} waits in {message_words(mine)}{at_line(mine.site)}, and nobody sends any more: "
+        f"{list_ranks(short)} sent less than the others.",
+        job=job,
+        operations={wait.rank: mine} | {rank: o for rank, o in stuck.items() if rank not in short},
+        culprits=short,
+        confidence=0.75 if len(senders) > 2 else 0.6,
+        facts=tuple(f"rank {rank} sent {plural(sent[rank], 'message')}" for rank in senders[:8]),
+        advice=f"Make as many sends on {list_ranks(short)} as on the others, or tell the receiver how many come.",
+    )
+    peer = job.ranks[short[0]]
+    newest = next((o for o in reversed(peer.operations) if o.p2p and o.channel_end == end), None)
+    yield found if newest is None else _with_way(job, found, (peer, newest), peer, after=None)
 
 
 def find_omitted(case: Case) -> Iterator[Finding]:
@@ -143,7 +181,7 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
         for peer in (job.ranks[r] for r in wait.awaited[:MAX_ASKED] if r in job.ranks and job.ranks[r].finished):
             needed = _needed_for(mine)
             if (place := _find_left_out(peer, of=mine, rank=wait.rank)) is None:
-                if (full := _find_full_round(job, peer, mine)) is not None:
+                if (full := _find_full_round(job, peer, wait)) is not None:
                     yield explain(_one_short(job, wait, peer, full), left)
                     return
                 continue
@@ -171,13 +209,16 @@ def _needed_for(message: Operation) -> str:
     return "receive" if message.op == "send" else "send"
 
 
-def _find_full_round(job: JobState, peer: RankState, mine: Operation) -> RankState | None:
-    """Return a rank that came to its end after one message more at a line than the peer, in a loop inside a loop.
+def _find_full_round(job: JobState, peer: RankState, wait: Wait) -> RankState | None:
+    """Return a rank that came to its end after one message more at a line than the peer, which made all rounds.
 
-    There, one message less is one turn of the inner loop, and not a round of the program that the peer ended before.
+    In a loop inside a loop, one message less is one turn of the inner loop, and not a round of the program that the
+    peer ended before. Nor is it where the source counts the rounds, and no line leads out of them.
     """
-    place = job.place_in_source(mine.site)
-    if peer.left_at is not None or peer.first_row or place is None or len(place.loops) < 2:
+    mine, place = wait.operation, job.place_in_source(wait.operation.site)
+    if peer.left_at is not None or peer.first_row or place is None:
+        return None
+    if len(place.loops) < 2 and not find_round_left_out(job, peer, {wait.rank: mine}):
         return None
     counts = {
         rank.rank: Counter(o.op for o in rank.operations if o.p2p and o.site == mine.site)
@@ -202,7 +243,7 @@ def _one_short(job: JobState, wait: Wait, peer: RankState, full: RankState) -> F
         confidence=0.75,
         facts=(
             f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}",
-            "the line is in a loop inside a loop: one less is one turn of the inner one",
+            "one less is one turn of the loop around the line, not a round of the program that it ended before",
         ),
         advice=f"Make the {needed} on rank {peer.rank} in every turn of the loop: look for a branch around it.",
     )

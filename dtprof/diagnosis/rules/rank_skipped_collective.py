@@ -70,6 +70,7 @@ def find_skip(case: Case) -> Iterator[Finding]:
             and (skip := _skipped(job, reference, program, job.ranks[rank], is_usual=usual, is_half=half)) is not None
             and not skip.operation.p2p  # a message of the reference is no call that the other could have made
             and rank in skip.operation.group.ranks  # a call of another subgroup shows only that the two differ
+            and not _is_left_alone(job, job.ranks[rank], collective)
         }
         if not skips:
             continue
@@ -96,6 +97,22 @@ def find_skip(case: Case) -> Iterator[Finding]:
                 questionable = questionable or found
     if questionable is not None:
         yield questionable
+
+
+def _is_left_alone(job: JobState, rank: RankState, awaited: OpenCollective) -> bool:
+    """Say whether a rank waits, as in its rounds before, for one that left its own rounds for a collective.
+
+    What others wait in besides tells nothing of the two: they need not be members of the group of that call.
+    """
+    now = rank.first_blocking
+    if now is None or now.p2p or now.group == awaited.group or usual_operation(rank.operations, now) is not None:
+        return False
+    left = (
+        usual_operation(job.ranks[member].operations, operation)
+        for member, operation in awaited.waiting.items()
+        if member in now.group.ranks and job.ranks[member].counts.get((now.group, False), 0) <= now.seq
+    )
+    return any(usual is not None and usual.label == now.label for usual in left)
 
 
 def _find_companions(collective: OpenCollective, reference: int) -> set[int]:
@@ -879,7 +896,7 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
     ):
         yield explain(_skip_finding(job, awaited, left.culprit_ranks, confidence=0.8), left)
         return
-    if awaited is None:
+    if awaited is None or awaited.p2p:
         return
     if by_rounds := [*_explain_by_rounds(job, left, first_blocking_of(job, left.waiting_ranks), awaited)]:
         yield from by_rounds

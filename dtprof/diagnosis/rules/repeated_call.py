@@ -19,6 +19,7 @@ from dtprof.diagnosis.parting_calls import (
     find_ways_past,
     hangs_on_a_counter,
     is_ahead_by_a_counter,
+    without_single_turns,
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
@@ -124,8 +125,8 @@ def _may_have_gone_past(
 
     As a branch around the backward pass and the optimizer's step, or a `continue` before them.
     """
-    rank = min(repeated)
-    ways = find_ways_past(job, (job.ranks[reference], met[reference]), job.ranks[rank], after=repeated[rank].first)
+    by, made = job.ranks[min(repeated)], (job.ranks[reference], met[reference])
+    ways = without_single_turns(job, made, by, find_ways_past(job, made, by, after=repeated[by.rank].first))
     return any(word != AGAIN and not hangs_on_a_counter(word) for _, word in ways)
 
 

@@ -7,9 +7,11 @@ from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, places
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.parting_calls import find_loop_left
 from dtprof.diagnosis.rank_failures import find_first_failed
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
 from dtprof.job.issued_operations import Operation
+from dtprof.records.sites import Site
 
 CONSEQUENCES = (
     "rank-exited",
@@ -53,6 +55,7 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
     blocked = tuple(sorted(set(victims(job, set(culprits))) | set(cause.waiting_ranks) - set(culprits)))
     operations = first_blocking_of(job, blocked)
     places = places_of(job.ranks[rank] for rank in culprits)
+    places |= _loops_left(job, culprits, going_on[0], cause)
     first = out[culprits[0]]
     after = f" after {first.batches}" if counted else ""
     yield replace(
@@ -110,6 +113,17 @@ def _went_on_with_fewer(case: Case, skip: Finding) -> dict[int, RankState]:
         return {}
     skipped = next(filter(None, (_call_at(own, skip) for own in others)), None)
     return out if all(_has_left_loop(job, skipped, _call_at(own, skip)) for own in out.values()) else {}
+
+
+def _loops_left(job: JobState, culprits: tuple[int, ...], other: RankState, cause: Finding) -> dict[int, Site]:
+    """Return the lines of the loops that ranks left: around what they skipped, else around where another waits."""
+    found = dict[int, Site]()
+    for own in (job.ranks[rank] for rank in culprits):
+        calls = ((_call_at(other, cause), _call_at(own, cause)), (other.first_blocking, own.first_blocking))
+        loops = (find_loop_left(job, (other, a), (own, b)) for a, b in calls if a is not None and b is not None)
+        if (loop := next(filter(None, loops), None)) is not None:
+            found[own.rank] = loop
+    return found
 
 
 def _call_at(rank: RankState, skip: Finding) -> Operation | None:

@@ -280,3 +280,22 @@ def test_another_argument_that_passed_at_one_line_is_a_fault_beside_a_hang(lines
     found = judge(ranks, exit_status=None).findings
     assert (found[0].kind, found[0].culprit_ranks) == ("rank-stuck", (3,))
     assert [(one.kind, one.culprit_ranks) for one in found[1:]] == [("reduce-op-mismatch", (1,))] * (lines == (60, 60))
+
+
+@pytest.mark.parametrize(("passed", "kind"), [(True, "collective-order-mismatch"), (False, "rank-crashed")])
+def test_a_rank_that_died_of_what_a_call_made_again_gave_it_is_named_for_the_call(*, passed: bool, kind: str) -> None:
+    # All agree on a length; rank 0 asks once more, meets the gradients of the others, and allocates what those say.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        length, average = rank.site(line=20, function="longest"), rank.site(line=60, function="average")
+        rank.op("all_reduce", 0, 9, nbytes=8, site=length, dtype="int64")
+        if rank.rank:
+            rank.op("all_reduce", 100, nbytes=16, site=average, dtype="float32")
+        elif passed:
+            rank.op("all_reduce", 100, 109, nbytes=8, site=length, dtype="int64")
+    ranks[0].exception(2_000_000_000, "MemoryError", "")
+    finding = judge(ranks, statuses={0: (1, 2_100_000_000)}).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+    if passed:
+        assert "rank 0 makes the call before again, all_reduce at /home/me/train.py:20" in finding.summary
+        assert "ran out of host memory" in finding.evidence[-1]

@@ -91,6 +91,31 @@ def test_a_message_to_a_peer_as_never_before_is_no_cycle_but_what_its_peer_of_ol
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-unmatched", (0,), (1, 2))
 
 
+@pytest.mark.parametrize(
+    ("sent", "culprits", "kind"),
+    [
+        ((3, 2, 3), (2,), "p2p-unmatched"),
+        ((3, 2), (2,), "p2p-unmatched"),
+        ((3, 3, 3), (0,), "p2p-unmatched"),  # the receiver asks for one too many
+        ((3, 2, 1), (), ""),
+    ],
+)
+def test_a_receive_from_any_source_that_nobody_serves_names_who_sent_less_than_most(
+    sent: tuple[int, ...], culprits: tuple[int, ...], kind: str
+) -> None:
+    ranks = pair(len(sent) + 1)
+    times = iter(range(100, 1000, 10))
+    for rank, count in enumerate(sent, 1):
+        for _ in range(count):
+            t = next(times)
+            message(ranks[rank], "send", 0, t, t + 5, line=4)
+            message(ranks[0], "recv", -1, t, t + 5, line=5)
+        ranks[rank].op("barrier", 1000, returned=1001, site=ranks[rank].site("barrier", line=9))
+    message(ranks[0], "recv", -1, 990, line=5)
+    findings = decide(build_job(ranks, exit_status=None)).findings
+    assert [(finding.kind, finding.culprit_ranks) for finding in findings] == ([(kind, culprits)] if kind else [])
+
+
 def exchanging(*, omits: bool) -> JobState:
     """Return ranks that send each other a message in each of three rounds; in the third, rank 1 may leave out its own.
 
@@ -184,13 +209,21 @@ def test_a_message_whose_function_the_source_calls_after_the_awaited_one_is_late
     assert (finding.kind, finding.culprit_ranks) == (kind, (0, 1, 2) if later == "give" else (0,))
 
 
-@pytest.mark.parametrize(("loops", "kind"), [(((5, 9), (4, 10)), "p2p-unmatched"), (((4, 10),), "rank-exited")])
-def test_who_ended_one_turn_of_an_inner_loop_short_left_a_message_out(
-    loops: tuple[tuple[int, int], ...], kind: str
+@pytest.mark.parametrize(
+    ("loops", "fixed", "kind"),
+    [
+        (((5, 9), (4, 10)), (), "p2p-unmatched"),
+        (((5, 9), (4, 10)), (4, 5), "p2p-unmatched"),
+        (((4, 10),), (4,), "p2p-unmatched"),
+        (((4, 10),), (), "rank-exited"),
+    ],
+)
+def test_who_ended_one_turn_of_a_loop_short_left_a_message_out(
+    loops: tuple[tuple[int, int], ...], fixed: tuple[int, ...], kind: str
 ) -> None:
     """Six messages from each rank to the next at line 7; rank 1 leaves one out by the `continue` of line 6.
 
-    In one loop alone it may as well have left a round before the others.
+    In one loop, whose rounds the source does not count, it may as well have left a round before the others.
     """
     ranks = pair(4)
     for rank in ranks:
@@ -199,7 +232,8 @@ def test_who_ended_one_turn_of_an_inner_loop_short_left_a_message_out(
             for name, peer in (("send", (rank.rank + 1) % 4), ("recv", (rank.rank - 1) % 4)):
                 is_met = i < 5 or (rank.rank, name) not in ((0, "send"), (2, "recv"))
                 message(rank, name, peer, 10 * i, 10 * i + 5 if is_met else None, line=7)
-    place = SourcePlace(in_loop=True, following=frozenset(), loops=loops, ways_past=((6, "continue"),))
+    way = ((6, "continue"),)
+    place = SourcePlace(in_loop=True, following=frozenset(), loops=loops, fixed_loops=fixed, ways_past=way)
     ended = dict.fromkeys((1, 3), (0, 100))
     finding = decide(
         build_job(ranks, statuses=ended, find_place=lambda _, line: place if line == 7 else None)

@@ -73,6 +73,29 @@ def test_a_skipped_collective_of_a_group_of_its_own_is_found() -> None:
     assert (finding.group.description, finding.seq) == ("loss", 3)
 
 
+def test_who_waits_for_a_rank_that_left_a_loop_of_their_pair_skipped_nothing_that_others_wait_in() -> None:
+    # Rank 0 and 1 improve in a group of their own, four times a round, and meet all others in a barrier; rank 1 breaks.
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    for rank in ranks:
+        pair_of = rank.group(f"{rank.rank // 2}", (0, 1) if rank.rank < 2 else (2, 3))
+        improve, meet = rank.site("all_reduce", line=10, function="average"), rank.site("barrier", line=20)
+        step = 0
+        for round_ in range(4):
+            turns = 2 if rank.rank > 1 else 4 if round_ < 3 else 3
+            for turn in range(turns):
+                t = round_ * STEP + 20 * turn
+                rank.op("all_reduce", t, t + 9, group=pair_of, site=improve, nbytes=64, step=step)
+                step += 1
+            if round_ < 3:
+                rank.op("barrier", round_ * STEP + 200, round_ * STEP + 209, site=meet, step=step)
+        if rank.rank:
+            rank.op("barrier", 3 * STEP + 200 + rank.rank, site=meet, step=step)
+        else:
+            rank.op("all_reduce", 3 * STEP + 300, group=pair_of, site=improve, nbytes=64, step=step)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("rank-skipped-collective", (1,), "all_reduce")
+
+
 @pytest.mark.parametrize("makes_step", [True, False])
 def test_a_rank_that_begins_its_next_step_skipped_what_the_first_step_of_the_others_ends_in(makes_step: bool) -> None:
     # Each step gathers in lines 4 to 6; the norm of line 9 comes for the first time. Else it is another operation.

@@ -2,9 +2,10 @@
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
+from dtprof.records.sites import Site
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import STEP, build_job, found_by, ranks_in_step
 
@@ -37,6 +38,11 @@ def one_that_is_late() -> JobState:
     return build_job(ranks, exit_status=None)
 
 
+def stack_of(*lines: tuple[str, int]) -> Stack:
+    sites = tuple(Site(file="/home/me/train.py", line=line, function=function) for function, line in lines)
+    return Stack(state="sleeping", cpu_share=0.0, frames=sites)
+
+
 FAULTY = {"step-mismatch": one_that_publishes_again}
 SOUND = one_that_is_late
 
@@ -57,6 +63,29 @@ def test_where_most_made_the_call_again_they_are_not_named() -> None:
 
 def test_without_steps_a_round_left_out_leaves_the_same_records() -> None:
     assert not found_by("repeated_call", build_job(publishing(makes_steps=False), exit_status=None))
+
+
+@pytest.mark.parametrize(("turns", "is_named"), [(2, True), (1, False)])
+def test_a_condition_past_one_turn_of_a_loop_is_no_way_past_all_that_come_in_its_place(
+    turns: int, is_named: bool
+) -> None:
+    # `average` has a call for each parameter, in a loop under the condition of line 9; then rank 1 publishes again.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average, publish = rank.site("all_reduce", line=10, function="average"), rank.site("broadcast", line=20)
+        for step in range(4):
+            t = step * STEP
+            for turn in range(turns):
+                rank.op("all_reduce", t + 20 * turn, t + 20 * turn + 9, site=average, step=step, nbytes=64)
+            rank.op("broadcast", t + 100, t + 109, site=publish, step=step + 1, nbytes=8)
+        site, op = (publish, "broadcast") if rank.rank == 1 else (average, "all_reduce")
+        rank.op(op, 4 * STEP, site=site, step=4, nbytes=8 if rank.rank == 1 else 64)
+    main = SourcePlace(in_loop=True, following=frozenset(), loops=((5, 40),))
+    turn_of = SourcePlace(in_loop=True, following=frozenset(), loops=((8, 10),), conditions=(9,))
+    places = {7: main, 20: main, 10: turn_of}
+    stacks = {rank: stack_of(("average", 10), ("main", 7)) for rank in (0, 2)} | {1: stack_of(("main", 20))}
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    assert bool(found_by("repeated_call", job)) is is_named
 
 
 def counting(*, conditions: tuple[int, ...] = (20,), counted: tuple[int, ...] = (20,)) -> JobState:

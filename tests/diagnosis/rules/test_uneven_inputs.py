@@ -50,6 +50,18 @@ def test_a_back_end_that_aborts_in_the_call_behind_the_loop_follows_from_the_bat
     assert (first.kind, first.culprit_ranks) == (kind, (1,))
 
 
+def test_the_line_of_who_ran_out_of_batches_is_the_loop_that_it_left() -> None:
+    # A loop over parameters (60-61) in one over batches (50-70), in epochs that the source counts; rank 1 is past them.
+    ranks = with_loaders([4, 3, 4], exhausted=[False, True, False])
+    for rank in ranks:
+        line = 80 if rank.rank == 1 else 61
+        rank.op("all_reduce", 3000, site=rank.site("all_reduce", line=line), nbytes=64)
+    inside = SourcePlace(in_loop=True, following=frozenset(), loops=((60, 61), (50, 70), (40, 75)), fixed_loops=(40,))
+    places = {61: inside, 80: SourcePlace(in_loop=False, following=frozenset())}
+    finding = found_by("uneven_inputs", build_job(ranks, exit_status=None, find_place=lambda _, at: places.get(at)))[0]
+    assert (finding.culprit_ranks, finding.culprit_call_sites[1].line) == ((1,), 50)
+
+
 @pytest.mark.parametrize(
     ("batches", "loop", "kind"),
     [
