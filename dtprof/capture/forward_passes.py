@@ -10,7 +10,7 @@ import itertools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dtprof import fence
@@ -385,7 +385,8 @@ class Roots:
 
     def _adopt(self, module: Any) -> None:
         self.models.add(module)
-        self.hook_class(module)
+        for part in _called_parts(module):
+            self.hook_class(part)
 
     def hook_class(self, module: Any) -> None:
         """Record the forward passes of a model by the `forward` of its class."""
@@ -459,6 +460,18 @@ def _model_in(module: Any) -> Any:
     if len(wrappers) == 1 and 2 * _elements_of(wrappers[0]) > _elements_of(module):
         return wrappers[0]
     return module
+
+
+def _called_parts(module: Any) -> Iterator[Any]:
+    """Yield the module; of one that cannot be called, such as a ModuleList of stages, what trains in it."""
+    import torch.nn
+
+    if type(module).forward is not torch.nn.Module.forward:
+        yield module
+        return
+    for child in torch.nn.Module.children(module):
+        if any(parameter.requires_grad for parameter in torch.nn.Module.parameters(child)):
+            yield from _called_parts(child)
 
 
 def _elements_of(module: Any) -> int:

@@ -15,6 +15,7 @@ DEVICE_P2P, DEVICE_EXACT, DEVICE_SEVERAL = (schema.DEVICE_FLAG[name] for name in
 NONE = schema.NO_CODE
 DTYPES = tuple(name for name, _ in schema.DTYPES)
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
+FLOATS = tuple(code for name, code in DTYPE_CODES.items() if name.startswith(("float", "bfloat")))
 SIZES = (DTYPE_CODES["int32"], DTYPE_CODES["int64"])
 """Element types of sizes that ranks exchange before what has them."""
 REDUCE_OPS = schema.REDUCE_OPS

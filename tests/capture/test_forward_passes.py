@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtprof.capture.forward_passes import Forward, _model_in
+from dtprof.capture.forward_passes import Forward, _called_parts, _model_in
 from dtprof.capture.spans import Spans
 from dtprof.records import events
 
@@ -200,3 +200,9 @@ def test_outer_optimizer_steps_copies_of_parameters(forward: Forward) -> None:
         optimizer = torch.optim.SGD(stepped, lr=1.0)
         forward.roots.search(optimizer)
         assert (optimizer in forward.roots.steps_copies) == expected
+
+
+def test_stages_in_a_list_that_is_never_called_are_the_models() -> None:
+    stages = nn.ModuleList([Model(), nn.ModuleDict({"head": Model()}), nn.ReLU()])
+    assert list(_called_parts(stages)) == [stages[0], stages[1]["head"]]
+    assert list(_called_parts(stages[0])) == [stages[0]]

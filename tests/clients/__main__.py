@@ -94,6 +94,18 @@ CLIENTS = {
         framework=None, program="hand_pipeline.py", arguments=("1f1b",), ranks=4, tokens=96, samples=12, shards=1,
         schedule="1F1B", theory=3 / 9, inferred=True, axes=frozenset(),
     ),
+    "hand-looped": Client(
+        framework=None, program="hand_chunks.py", arguments=("looped",), tokens=None, samples=None, shards=1,
+        axes=frozenset(),
+    ),
+    "hand-vee": Client(
+        framework=None, program="hand_chunks.py", arguments=("vee", "mesh"), tokens=96, samples=12, shards=1,
+        axes=frozenset({"pp"}),
+    ),
+    "hand-gossip": Client(
+        framework=None, program="gossip_ring.py", arguments=("batched",), ranks=4, tokens=256, samples=16, shards=1,
+        axes=frozenset(),
+    ),
     # Of 40 steps those of the actor count: 128 tokens in every other step.
     "torch-turns": Client(framework=None, program="actor_critic.py", steps=40, tokens=64, samples=4),
     # Four groups that nothing names; that of all ranks averages gradients of all that is no expert.

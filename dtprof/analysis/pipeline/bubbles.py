@@ -38,6 +38,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     split_bubbles,
 )
 from dtprof.analysis.results import PipelineRank, PipelineResult, Summary
+from dtprof.analysis.steps.parameter_exchanges import find_parameter_messages
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.columns import begins_of, distinct, is_among, is_any
 from dtprof.formatting import list_ranks
@@ -360,13 +361,15 @@ def _orders_of(members: Sequence[RankPipeline]) -> list[list[int]]:
 def may_be_stage(tables: RankTables, operations: Array, steps: RankSteps) -> bool:
     """Say whether a rank that ran no schedule may be a stage of a pipeline that the program wrote by hand.
 
-    Such a rank belongs to a group of the axis pp, or exchanges messages within its steps in a group of no known axis.
+    Such a rank belongs to a group of the axis pp, or exchanges messages within its steps in a group of no known axis,
+    and not parameters alone.
     """
     if any(group.axis == PIPELINE_AXIS and group.size > 1 for group in tables.groups.values()):
         return True
     # Ring attention (cp) and the like send messages, too: a group that serves another axis tells that it is no stage.
     others = [number for number, group in tables.groups.items() if is_clear(group) and group.axis != PIPELINE_AXIS]
-    messages = operations[operations["kind"] == codes.POINT_TO_POINT]
+    is_message = operations["kind"] == codes.POINT_TO_POINT
+    messages = operations[is_message & ~find_parameter_messages(tables, operations, steps)]
     issued_ns = messages["issued_ns"][~is_any(messages["group"], others)]
     return bool((locate(issued_ns, steps.windows) >= 0).any()) if len(issued_ns) else False
 

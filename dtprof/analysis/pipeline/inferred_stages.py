@@ -32,6 +32,10 @@ INSIDE = "its passes exchange messages themselves"
 AMBIGUOUS = (
     "it receives what its forward passes take from {previous}, and what its backward passes take from {following}"
 )
+SEVERAL = (
+    "it receives what its forward passes and what its backward passes take from {both}, as where several stages lie on "
+    "each rank, and nothing says which stage a pass is of"
+)
 NO_MESSAGES = "none of its passes begins with a message"
 NOT_FED = "some of its passes begin without a message from the stage whose output they would take"
 NOT_A_CHAIN = "messages do not join ranks to a chain of stages"
@@ -165,9 +169,8 @@ def _find_neighbours(
     before, after = sources[FORWARD], sources[BACKWARD]
     if not before and not after:
         return NO_MESSAGES
-    if len(before) > 1 or len(after) > 1 or set(before) & set(after):
-        previous, following_ranks = (list_ranks(some) if some else "none" for some in (before, after))
-        return AMBIGUOUS.format(previous=previous, following=following_ranks)
+    if reason := _why_ambiguous(before, after):
+        return reason
     for which, some in sources.items():
         if not some:
             continue
@@ -186,6 +189,16 @@ def _find_neighbours(
     )
 
 
+def _why_ambiguous(before: Sequence[int], after: Sequence[int]) -> str:
+    """Return why ranks that send to forward and to backward passes are not one stage before and one after; or ''."""
+    if both := sorted(set(before) & set(after)):
+        return SEVERAL.format(both=list_ranks(both))
+    if len(before) > 1 or len(after) > 1:
+        previous, following = (list_ranks(some) if some else "none" for some in (before, after))
+        return AMBIGUOUS.format(previous=previous, following=following)
+    return ""
+
+
 def join_places(known: InferredStage, newest: InferredStage) -> InferredStage | str:
     """Return the place of a rank, given what two stretches of its log tell, else why nothing can be inferred.
 
@@ -193,13 +206,10 @@ def join_places(known: InferredStage, newest: InferredStage) -> InferredStage | 
     """
     if known.microbatches != newest.microbatches:
         return UNSTEADY
-    before = sorted({known.previous, newest.previous} - {None}, key=str)
-    after = sorted({known.following, newest.following} - {None}, key=str)
-    if len(before) > 1 or len(after) > 1 or set(before) & set(after):
-        previous, following = (
-            list_ranks([rank for rank in some if rank is not None]) if some else "none" for some in (before, after)
-        )
-        return AMBIGUOUS.format(previous=previous, following=following)
+    before = sorted({rank for rank in (known.previous, newest.previous) if rank is not None})
+    after = sorted({rank for rank in (known.following, newest.following) if rank is not None})
+    if reason := _why_ambiguous(before, after):
+        return reason
     nothing = np.zeros(0, np.int64)
     return replace(
         newest,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.results import Throughput
+from dtprof.analysis.steps.parameter_exchanges import find_parameter_messages
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.columns import distinct, is_any
 from dtprof.formatting import format_rate, list_ranks
@@ -106,6 +107,7 @@ def _find_unclear(tables: RankTables, own: RankSteps) -> frozenset[Sharing]:
         return frozenset()
     chosen = is_any(operations["group"], list(groups))
     messages = is_any(operations["op"], [i for i, op in enumerate(tables.ops) if op in ("send", "recv")])
+    messages &= ~find_parameter_messages(tables, operations, own)
     exchanged = is_any(operations["op"], [i for i, op in enumerate(tables.ops) if op in _EXCHANGES])
     windows = own.windows
     found = set()
