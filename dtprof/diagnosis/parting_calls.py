@@ -325,7 +325,8 @@ def _find_all_ways(
     a, b, common = align_frames(made, (by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
     begins_step = _begins_step(made[0], after)
     if common is not None:
-        return _ways_from(job, a, common, b[common], after, begins_step=begins_step)
+        first = _frame_gone_round(job, a, b, common)
+        return _ways_from(job, a, first, b[first], after, begins_step=begins_step)
     # Where they part is not known: it may be in any function whose loop goes round, the innermost first.
     innermost: list[tuple[Site, str]] = []
     for at in range(len(a) - 1, -1, -1):
@@ -337,6 +338,27 @@ def _find_all_ways(
                 return ways
             innermost = innermost or ways
     return innermost
+
+
+def _frame_gone_round(job: JobState, made: list[Site], past: list[Site], common: int) -> int:
+    """Return the frame in whose loop a rank came back to the function where two part, before the line of the other.
+
+    It has left the function since it was where the other is, if only because it raised. Else that function itself.
+    """
+    here = job.place_in_source(made[common])
+    if (
+        here is None
+        or past[common].line > made[common].line
+        or any(first <= past[common].line <= last for first, last in here.loops)
+    ):
+        return common
+    for at in range(common - 1, -1, -1):
+        place = job.place_in_source(made[at])
+        if place is None or PurePath(made[at].file).parent != PurePath(made[common].file).parent:
+            break
+        if place.loops:
+            return at
+    return common
 
 
 def _ways_from(

@@ -62,6 +62,39 @@ def test_the_one_way_past_a_call_is_the_line_of_who_skipped_it(facts: dict[str, 
     assert words in " ".join(finding.evidence)
 
 
+@pytest.mark.parametrize(("loops", "line"), [((), 13), (((1, 9),), 4)])
+def test_who_came_back_to_a_function_by_the_loop_of_its_caller_left_it_by_what_that_has(
+    loops: tuple[tuple[int, int], ...], line: int
+) -> None:
+    """Rank 1 is at line 4 of a trial, the others at its line 8; line 12 of a loop calls it, under the handler of 13."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average, begin = (
+            rank.site("all_reduce", line=8, function="trial"),
+            rank.site("broadcast", line=4, function="trial"),
+        )
+        for step in range(3):
+            rank.op("broadcast", step * STEP, step * STEP + 9, site=begin, nbytes=8)
+            for turn in range(2):
+                t = step * STEP + 20 * turn
+                rank.op("all_reduce", t + 20, t + 29, site=average, nbytes=64)
+        rank.op("broadcast", 3 * STEP, 3 * STEP + 9, site=begin, nbytes=8)
+        is_past = rank.rank == 1
+        site, op = (begin, "broadcast") if is_past else (average, "all_reduce")
+        rank.op(op, 3 * STEP + 20, site=site, nbytes=8 if is_past else 64)
+    nothing = frozenset[tuple[str, int]]()
+    places = {
+        4: SourcePlace(in_loop=bool(loops), following=nothing, loops=loops),
+        8: SourcePlace(in_loop=True, following=nothing, loops=((6, 8), *loops), fixed_loops=(6,)),
+        12: SourcePlace(in_loop=True, following=nothing, loops=((10, 14),), ways_past=((13, "except"),)),
+    }
+    stacks = {rank: frames(("trial", 8), ("main", 12)) for rank in (0, 2)} | {1: frames(("trial", 4), ("main", 12))}
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+    assert finding.culprit_call_sites[1].line == line
+
+
 def test_a_condition_on_the_rank_is_no_way_past_a_call_that_the_rank_has_made_before() -> None:
     facts = {"conditions": (9,), "ways_past": ((7, "return"),)}
     finding = decide(skipping(source(**facts, by_rank=(9,)))).findings[0]

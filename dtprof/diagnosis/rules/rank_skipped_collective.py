@@ -527,16 +527,27 @@ def _has_passed(job: JobState, before: tuple[RankState, Operation], past: tuple[
         return False
     here, there = job.place_in_source(a[common]), [*map(job.place_in_source, b[common:])]
     known = [place for place in there if place is not None]
-    if here is None or len(known) < len(there) or any(place.branches for place in known[1:]):
+    if here is None or len(known) < len(there) or not {*known[0].branches} <= {*here.branches}:
         return False
     x, y, (first, *_) = a[common].line, b[common].line, known
-    if not {*first.branches} <= {*here.branches} or not {*first.loops} <= {*here.loops}:
+    if x < y and _is_run_once(job, a, common):
+        return True
+    if any(place.branches for place in known[1:]) or not {*first.loops} <= {*here.loops}:
         return False
     is_around = first.block is not None and first.block[0] <= x <= first.block[1]
     # What a library calls there, as contextlib does, shows the line of the `with` alone: once inside, it is the end.
     has_been_inside = common == len(b) - 1 and not first.loops and any(_alike(o, before[1]) for o in past[0].operations)
     leaves_block = is_around and (_is_at_exit(b, known, common + 1) or has_been_inside)
     return leaves_block or any(line == y for _, line in here.following)
+
+
+def _is_run_once(job: JobState, frames: Sequence[Site], at: int) -> bool:
+    """Say whether the line of a frame is in no loop, nor are the lines in the same folder that call its function."""
+    if not at and frames[0].function != "<module>":
+        return False  # its callers are not known
+    folder = PurePath(frames[at].file).parent
+    places = [job.place_in_source(frame) for frame in frames[: at + 1] if PurePath(frame.file).parent == folder]
+    return all(place is not None and not place.loops for place in places)
 
 
 def _is_at_exit(frames: Sequence[Site], places: Sequence[SourcePlace], at: int) -> bool:

@@ -73,6 +73,38 @@ def test_a_skipped_collective_of_a_group_of_its_own_is_found() -> None:
     assert (finding.group.description, finding.seq) == ("loss", 3)
 
 
+@pytest.mark.parametrize(
+    ("around", "kind"), [((), "rank-skipped-collective"), (((18, 40),), "collective-order-mismatch")]
+)
+def test_who_is_past_a_line_that_the_program_comes_to_once_skipped_what_it_calls(
+    around: tuple[tuple[int, int], ...], kind: str
+) -> None:
+    # `prepare` of line 20 gathers, unless it returns at line 4; the loop of line 30 averages. No round tells the order.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        op, line, function = ("all_reduce", 10, "average") if rank.rank == 1 else ("all_gather", 5, "prepare")
+        rank.op(op, 0, site=rank.site(op, line=line, function=function), nbytes=8)
+    nothing = frozenset[tuple[str, int]]()
+    places = {
+        5: SourcePlace(in_loop=False, following=nothing, ways_past=((4, "return"),)),
+        10: SourcePlace(in_loop=True, following=nothing, branches=((10, 10),), loops=((9, 10),)),
+        20: SourcePlace(in_loop=bool(around), following=nothing, loops=around),
+        30: SourcePlace(in_loop=True, following=nothing, loops=((29, 31), *around)),
+    }
+
+    def stack(*lines: tuple[int, str]) -> Stack:
+        sites = tuple(Site(file="/home/me/train.py", line=line, function=name) for line, name in lines)
+        return Stack(state="sleeping", cpu_share=0.0, frames=sites)
+
+    stacks = dict.fromkeys((0, 2), stack((5, "prepare"), (20, "<module>")))
+    stacks[1] = stack((10, "average"), (30, "<module>"))
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+    if not around:
+        assert finding.culprit_call_sites[1].line == 4
+
+
 def test_who_waits_for_a_rank_that_left_a_loop_of_their_pair_skipped_nothing_that_others_wait_in() -> None:
     # Rank 0 and 1 improve in a group of their own, four times a round, and meet all others in a barrier; rank 1 breaks.
     ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]

@@ -358,9 +358,9 @@ def weights_averaged_by_a_count_of_the_batches_that_were_used(rank: int) -> None
         if len(batch) == 0:  # here
             print("nothing in batch", number)
             continue  # here
+        optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
-        optimizer.zero_grad()
         averager.average_parameters(model.parameters())  # here
     dist.barrier()
 

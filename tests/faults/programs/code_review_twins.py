@@ -268,9 +268,9 @@ def weights_averaged_by_a_count_of_all_batches(rank: int) -> None:
     for number in range(9):
         batch = torch.randn(0 if rank == 2 and number == 5 else 4, 6)
         if len(batch):
+            optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
-            optimizer.zero_grad()
         averager.average_parameters(model.parameters())
     dist.barrier()
 
