@@ -86,7 +86,7 @@ def join_consumption(parts: Sequence[OfRange[RankConsumption]]) -> RankConsumpti
         steps=steps[changes],
         values=values[changes],
         unclear=frozenset[Sharing]().union(*(part.found.unclear for part in parts)),
-        sequence_first=any(part.found.sequence_first for part in parts),
+        features=frozenset[str]().union(*(part.found.features for part in parts)),
     )
 
 

@@ -118,7 +118,7 @@ class Forward:
                 return 0
             trains = self._records_gradients()
             if trains and owner not in self._trained_in_eval_mode:
-                self._register_model(owner, module)
+                self._register_model(owner, module, options)
             if trains and (module.training or _wraps_training(module)):
                 self.consumption.add_inputs(owner, arguments, options)
                 self._trained_in_eval_mode.setdefault(owner, False)  # it has a mode for each
@@ -135,8 +135,8 @@ class Forward:
             fence.report("the begin of a forward pass", error)
             return 0
 
-    def _register_model(self, owner: int, module: Any) -> None:
-        self.consumption.register_model(owner, _layers_of(module))
+    def _register_model(self, owner: int, module: Any, options: Mapping[str, Any]) -> None:
+        self.consumption.register_model(owner, _layers_of(module), options)
         for part in _layers_of(module):
             if _is_of(part, "DistributedDataParallel"):
                 self._register_ddp(part)  # compiled with the module around it, it runs unhooked

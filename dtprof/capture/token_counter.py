@@ -22,6 +22,8 @@ MOST_MODELS = 64
 STEPS_BETWEEN = 32
 """An unchanged count is recorded again after so many steps: readers of a long run may read its newest records only."""
 MAX_TOKENS = 1 << 62
+BOUNDS = ("cu_seq_lens_q", "cu_seqlens", "cu_seqlens_q")
+"""Inputs of models that say where sequences in one row begin, as attention without padding takes them."""
 
 
 class _History:
@@ -73,6 +75,7 @@ class Consumption:
         self._consumed: dict[int, tuple[int, int]] = {}  # by model: tokens, samples
         self._turns = Turns()
         self._sequence_first: set[int] = set()  # models whose layers of torch.nn may take ids sequence by batch
+        self._packed: set[int] = set()  # models whose ids are one row, which may hold several sequences
         self._recorded: tuple[object, int, int] = (None, 0, 0)  # recorder, tokens, samples
         self._until_repeat = 0
         self._tensor: Any = None
@@ -97,17 +100,26 @@ class Consumption:
         self._intercepted, self._aside = intercepted, aside
 
     @fence.fenced("the tokens and samples of a step")
-    def register_model(self, model: int, layers: Iterable[Any]) -> None:
-        """Look at the layers of a model before its first pass: which dimension of its ids is the batch depends on them.
+    def register_model(self, model: int, layers: Iterable[Any], options: Mapping[str, Any]) -> None:
+        """Look at the layers and named inputs of a model before its first pass: what is the batch depends on them.
 
         Layers of torch.nn are made with `batch_first=False` unless the program says otherwise; it may still give the
-        model ids batch by sequence, and transpose them in it.
+        model ids batch by sequence, and transpose them in it. Where padding is left out, sequences follow one another
+        in one row of ids: positions, which begin anew with each, stand in for the mask.
         """
+        features = []
         if any(getattr(part, "batch_first", True) is False for part in layers):
             self._sequence_first.add(model)
+            features.append(events.SEQUENCE_FIRST)
+        with self._aside():
+            rows = getattr(options.get("position_ids"), "shape", ())
+        if rows and rows[0] == 1 and options.get("attention_mask") is None:
+            self._packed.add(model)
+            features.append(events.PACKED)
+        for feature in features:
             recorder = self._spans.recorder(True)
             if recorder is not None:
-                recorder.write_entry(entry("feature", name=events.SEQUENCE_FIRST))
+                recorder.write_entry(entry("feature", name=feature))
 
     def add_inputs(self, model: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         """Count the arguments of a training forward pass of a model."""
@@ -120,6 +132,7 @@ class Consumption:
                 and len(shape := first.shape) == 2
                 and first.dtype in self._ids
                 and model not in self._sequence_first
+                and model not in self._packed
             ):
                 samples, length = shape
                 tokens = samples * length
@@ -132,7 +145,8 @@ class Consumption:
     def count_inputs(self, model: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[int, int]:
         """Return the tokens and samples among the arguments of a forward pass of a model."""
         with self._aside():
-            return self._count(arguments, options, sequence_first=model in self._sequence_first)
+            tokens, samples = self._count(arguments, options, sequence_first=model in self._sequence_first)
+            return tokens, samples if model not in self._packed else _sequences_in(options)
 
     def add(self, model: int, tokens: int, samples: int) -> None:
         """Count tokens and samples that a model was given."""
@@ -239,6 +253,12 @@ def flat_values(value: Any) -> Iterable[Any]:
     if (fields := getattr(type(value), "__dataclass_fields__", None)) is not None:  # a batch of torchrec
         return [getattr(value, name, None) for name in fields]
     return value.values() if isinstance(value, dict | UserDict) else (value,)
+
+
+def _sequences_in(options: Mapping[str, Any]) -> int:
+    """Return how many sequences one row of ids holds, by where they begin and the last one ends; 0 where none says."""
+    bounds = next((options[name] for name in BOUNDS if options.get(name) is not None), None)
+    return int(bounds.shape[0]) - 1 if bounds is not None else 0
 
 
 def _number(given_tokens: object, otherwise: int) -> int:

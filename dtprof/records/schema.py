@@ -315,7 +315,8 @@ STRING_ENTRIES = {
     "UUID (`GPU-...` as NVML has it; of a MIG slice its own)",
     "stream": "id, device, index, stream: a stream of a device (cuda, 0) by torch's number; the native recorder alone",
     "sizes": "id, inputs, outputs: element counts of an uneven operation, per peer or per tensor",
-    "feature": "name: something the job uses: `backend:NAME` of the default group, `ddp`, `layers:sequence_first`",
+    "feature": "name: something the job uses: `backend:NAME` of the default group, `ddp`, `layers:sequence_first`, "
+    "`inputs:packed`",
     "exception": "t_ns, type, message, traceback, frame: an exception that left the program",
     "thread_exception": "t_ns, thread, type, message, traceback, frame: an exception that ended a thread of this name "
     "beside the main one; the process lives on",

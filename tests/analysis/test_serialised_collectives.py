@@ -80,6 +80,21 @@ def two_phases() -> MemoryRun:
     return MemoryRun(ranks)
 
 
+def test_a_row_in_some_steps_alone_is_said_to_be() -> None:
+    """2 of 10 ms in 4 of the 5 measured steps."""
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank in ranks:
+        group = rank.group("g", (0, 1), "mesh_dp")
+        for step in range(6):
+            t = 100 * MS * step
+            rank.span("backward", t, t + 40 * MS)
+            for begin in (41, 51) if step != 3 else (41,):
+                rank.op("all_reduce", t + begin * MS, t + (begin + 10) * MS, group=group, nbytes=1 << 20)
+            rank.span("optimizer", t + 90 * MS, t + 95 * MS)
+    text = " ".join(summary_text(summarise(MemoryRun(ranks))).split())
+    assert "serialised 2 all_reduce of 1.00 MiB in 80.0 % of the steps over dp run one after another" in text
+
+
 @pytest.mark.parametrize(
     "run",
     [

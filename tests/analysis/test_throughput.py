@@ -180,6 +180,8 @@ def test_samples_are_not_known_where_layers_may_take_the_sequence_first() -> Non
         "samples_per_s: the model has layers of torch.nn with batch_first=False, and nothing else says which dimension "
         "of its token ids is the batch"
     ]
+    packed = job([[(640, 0)] * 6] * 2, features=("inputs:packed",))
+    assert any("one row of token ids with position_ids and no mask" in text for text in caveats(packed))
 
 
 def test_a_job_that_recorded_nothing_of_it_has_null_and_a_reason() -> None:

@@ -146,11 +146,34 @@ HIDDEN = Tensor(2, 16, 32, dtype="float32")
 def test_the_batch_of_ids_is_not_taken_to_come_first_where_layers_may_take_the_sequence_first(
     consumption: Consumption, log: Samples, arguments: tuple[Any, ...], samples: list[int]
 ) -> None:
-    consumption.register_model(1, [object(), Layer()])
+    consumption.register_model(1, [object(), Layer()], {})
     consumption.add_inputs(1, arguments, {})
     consumption.end_step()
     assert log.recorded == [("tokens", 64), *(("samples", number) for number in samples)]
     assert log.entries == ['{"k":"feature","name":"layers:sequence_first"}']
+
+
+ROW = Tensor(1, 64)
+
+
+@pytest.mark.parametrize(
+    ("options", "samples", "features"),
+    [
+        ({"position_ids": ROW}, [], ["inputs:packed"]),
+        ({"position_ids": ROW, "cu_seq_lens_q": Tensor(4)}, [3], ["inputs:packed"]),  # where they begin, and the end
+        ({"position_ids": ROW, "attention_mask": ROW}, [1], []),
+        ({}, [1], []),
+    ],
+)
+def test_sequences_in_one_row_without_padding_are_counted_by_their_bounds_alone(
+    consumption: Consumption, log: Samples, options: dict[str, Any], samples: list[int], features: list[str]
+) -> None:
+    options = {"input_ids": ROW} | options
+    consumption.register_model(1, [], options)
+    consumption.add_inputs(1, (), options)
+    consumption.end_step()
+    assert log.recorded == [("tokens", 64), *(("samples", number) for number in samples)]
+    assert log.entries == [f'{{"k":"feature","name":"{name}"}}' for name in features]
 
 
 def _tokens_of_steps(consumption: Consumption, log: Samples, models: str) -> list[int]:

@@ -204,6 +204,11 @@ CLIENTS = {
     ),
     # TRL counts 1,680 tokens in its 12 steps.
     "trl-grpo": Client(framework="trl", program="trl_grpo.py", arguments=("trl-model",), tokens=140),
+    # Sequences in one row without padding: their number varies.
+    "trl-packed": Client(
+        framework="trl", program="trl_sft.py", arguments=("trl-packed", "bfd"), tokens=None, samples=19,
+        counted="trl-packed/tokens",
+    ),
     # The critic steps once where the actors step twice, and the reward model never.
     "rlhf-roles": Client(framework=None, program="rlhf_roles.py", ranks=4, steps=8, tokens=None, samples=None),
     "ray-train": Client(

@@ -37,10 +37,13 @@ _NONE_OF_IT = {
 
 LOST = "the log of {} is missing or damaged"
 """Begin of the reason why a figure of all ranks is not known."""
-_SEQUENCE_FIRST = (
-    "the model has layers of torch.nn with batch_first=False, and nothing else says which dimension of its token ids "
-    "is the batch"
-)
+_NO_SAMPLES = {
+    events.SEQUENCE_FIRST: "the model has layers of torch.nn with batch_first=False, and nothing else says which "
+    "dimension of its token ids is the batch",
+    events.PACKED: "the model is given one row of token ids with position_ids and no mask, which may hold several "
+    "sequences",
+}
+"""Why samples are not known, by what the job uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class RankConsumption:
     steps: Column
     values: Column  # tokens and samples: a row for each of them
     unclear: frozenset[Sharing] = frozenset()
-    sequence_first: bool = False  # its models have layers that may take the sequence before the batch
+    features: frozenset[str] = frozenset()  # of _NO_SAMPLES, those that its models have
 
     def at(self, numbers: Column, column: int) -> Column:
         """Return tokens, column 0, or samples, 1, of each step; 0 before the first that is known."""
@@ -91,7 +94,7 @@ def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | No
         steps=own.numbers[changes],
         values=values[changes],
         unclear=_find_unclear(tables, own),
-        sequence_first=events.SEQUENCE_FIRST in tables.features,
+        features=frozenset(tables.features) & _NO_SAMPLES.keys(),
     )
 
 
@@ -242,8 +245,10 @@ def sum_consumption(
             unclear[name] = _ask_axis(sharing)
         else:
             of_steps[name], silent[name] = total, without
-    if any(own.sequence_first for own in recorded.values()) and "tokens_per_s" in of_steps:
-        unclear.setdefault("samples_per_s", _SEQUENCE_FIRST)
+    features = {feature for own in recorded.values() for feature in own.features}
+    for feature, why in _NO_SAMPLES.items():
+        if feature in features and "tokens_per_s" in of_steps:
+            unclear.setdefault("samples_per_s", why)
     unknown = {
         name: unclear.get(name) or (_NONE_OF_IT[name] if recorded or unclear else _NO_STEP)
         for name in RATES

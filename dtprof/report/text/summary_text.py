@@ -431,8 +431,14 @@ def _serialised_lines(summary: Summary) -> list[str]:
     if not serialised:
         return []
     worst = serialised[0]
+    rare = worst.rows_per_step < 1
+    count, often = (
+        (worst.count_per_step / worst.rows_per_step, f"in {format_fraction(worst.rows_per_step)} of the steps")
+        if rare
+        else (worst.count_per_step, "a step")
+    )
     text = (
-        f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over "
+        f"{_format_rate(count)} {worst.op} of {format_bytes(worst.bytes)} {often} over "
         f"{axis_words(worst.axis)} run one after another: a step takes up to "
         f"{format_ns(worst.gain_ns_per_step)} less if {_issued_together(worst.api)}"
     )
