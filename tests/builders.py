@@ -116,11 +116,13 @@ class RankBuilder:
         line: int = 1,
         function: str = "main",
         label: Label | None = None,
+        callers: tuple[tuple[str, int], ...] = (),
     ) -> int:
-        """Declare a line of the user's code and return its id."""
-        site = Site(file=file, line=line, function=function, api=api, label=label)
+        """Declare a line of the user's code, called from lines of functions of that file, and return its id."""
+        around = tuple(Site(file=file, line=at, function=name) for name, at in callers)
+        site = Site(file=file, line=line, function=function, api=api, label=label, callers=around)
         for number, known in self.sites.items():
-            if known == site:
+            if known == site and known.callers == around:
                 return number
         self.sites[len(self.sites) + 1] = site
         return len(self.sites)

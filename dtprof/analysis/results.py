@@ -12,6 +12,7 @@ from dtprof.job.axes import axis_words
 from dtprof.job.clock_alignment import ClockResult
 from dtprof.records.nodes.sampled_lines import HotLine, LateLine
 from dtprof.records.profiler_windows import Share
+from dtprof.records.sites import Site
 from dtprof.records.tables import OutOfMemory
 
 PARTS = (
@@ -251,11 +252,20 @@ class CallLine:
     file: str
     line: int
     function: str
+    caller: "CallLine | None" = None  # that called the function; None: not known, or a module
 
     @property
     def words(self) -> str:
-        """Return it as text and tables have it: the name of the file, the line, the function."""
-        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+        """Return it as text and tables have it: the name of the file, the line, the function, and its caller."""
+        place = f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+        return f"{place}, called at {self.caller.words}" if self.caller is not None else place
+
+    @classmethod
+    def of(cls, site: Site | None) -> "CallLine | None":
+        """Return the line of a site; None where it is not known."""
+        if site is None or not site.file:
+            return None
+        return cls(file=site.file, line=site.line, function=site.function, caller=cls.of(site.caller))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,14 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 from dtprof import fence
 from dtprof.capture.string_entries import entry
+from dtprof.records import schema
 from dtprof.records.sites import Site
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -77,7 +78,8 @@ def user_line(owners: CodeOwners) -> dict[str, str | int] | None:
             return None
         path = frame.f_code.co_filename
         if not owners.is_tool(path) and not owners.is_library(path):
-            return {"file": path, "line": frame.f_lineno or 0, "function": _qualified_name(frame.f_code)}
+            place = _place(frame)
+            return {"file": place.file, "line": place.line, "function": place.function}
         frame = frame.f_back
     return None
 
@@ -111,59 +113,68 @@ def follow_threads(owners: CodeOwners, write: Callable[[str], object]) -> None:
 
 
 class CallSites:
-    """Ids of call sites, by code object and instruction, and the code of the library that issued the operation."""
+    """Ids of call sites, by code object and instruction of the user's frames, and the library that was called."""
 
     def __init__(self, owners: CodeOwners) -> None:
         """Start without sites."""
         self._owners = owners
         self._codes: list[CodeType] = []  # referenced, so that Python reuses no id
         self._owner_of: dict[int, int] = {}  # by id: hashing a code object reads all of it
-        self._ids: dict[tuple[int, int, int], int] = {}
+        self._ids: dict[tuple[int, ...], int] = {}
 
     def find(self, frame: FrameType | None) -> tuple[int, Site | None]:
         """Return the id of the innermost user frame at or above `frame`, and its site when it is new; 0 for none."""
-        innermost, library, depth = frame, None, 0
+        innermost, library, depth, end = frame, None, 0, MAX_DEPTH
         owner_of = self._owner_of
-        while frame is not None and depth < MAX_DEPTH:
+        users: list[FrameType] = []
+        key: list[int] = []
+        while frame is not None and depth < end and len(users) <= schema.MOST_CALLERS:
             code = frame.f_code
             owner = owner_of.get(id(code))
             if owner is None and len(self._codes) < MOST_CODES:
                 self._codes.append(code)
                 owner = owner_of[id(code)] = self._classify(code.co_filename)
             if owner == USER:
-                issuer = 0 if library is None else id(library.f_code)
-                known = self._ids.get((id(code), frame.f_lasti, issuer))
-                return (known, None) if known is not None else self._declare(innermost, frame, issuer)
-            if owner == LIBRARY and library is None:
+                if not users:
+                    end = min(end, depth + schema.FRAMES_OF_CALLERS)
+                users.append(frame)
+                key += id(code), frame.f_lasti
+            elif owner == LIBRARY and library is None and not users:
                 library = frame
             frame = frame.f_back
             depth += 1
-        if library is None:
-            return 0, None
-        issuer = id(library.f_code)
-        known = self._ids.get((issuer, library.f_lasti, issuer))
-        return (known, None) if known is not None else self._declare(innermost, library, issuer)
+        if library is not None:
+            key.append(id(library.f_code))
+        if not users:
+            if library is None:
+                return 0, None
+            users = [library]
+            key.append(library.f_lasti)
+        known = self._ids.get(tuple(key))
+        return (known, None) if known is not None else self._declare(tuple(key), innermost, users)
 
     def _classify(self, path: str) -> int:
         return TOOL if self._owners.is_tool(path) else LIBRARY if self._owners.is_library(path) else USER
 
-    def _declare(self, innermost: FrameType | None, frame: FrameType, issuer: int) -> tuple[int, Site]:
-        new_id = self._ids.setdefault((id(frame.f_code), frame.f_lasti, issuer), len(self._ids) + 1)
+    def _declare(self, key: tuple[int, ...], innermost: FrameType | None, users: list[FrameType]) -> tuple[int, Site]:
+        new_id = self._ids.setdefault(key, len(self._ids) + 1)
         api, package, inner = "", "", innermost
         while inner is not None:
             path = inner.f_code.co_filename
             is_transparent = any(part in path for part in TRANSPARENT)
             if not package and not is_transparent and self._classify(path) == LIBRARY:
                 package = package_of(path)
-            if inner is frame:
+            if inner is users[0]:
                 break
             if not is_transparent:
                 api = _qualified_name(inner.f_code)
             inner = inner.f_back
-        code = frame.f_code
-        return new_id, Site(
-            file=code.co_filename, line=frame.f_lineno or 0, function=_qualified_name(code), api=api, package=package
-        )
+        site, *callers = map(_place, users)
+        return new_id, replace(site, api=api, package=package, callers=tuple(callers))
+
+
+def _place(frame: FrameType) -> Site:
+    return Site(file=frame.f_code.co_filename, line=frame.f_lineno or 0, function=_qualified_name(frame.f_code))
 
 
 def package_of(path: str) -> str:

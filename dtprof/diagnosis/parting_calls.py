@@ -1,9 +1,11 @@
 """Where the calls of two ranks part: in which function, and what in its source leads one past the call of the other."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 
 from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
 from dtprof.lint.program_order import SourcePlace
@@ -23,14 +25,31 @@ OTHER_ROUND_ADVICE = "Compare the rounds at which ranks began, as after a resume
 
 def align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[Site], int | None]:
     """Return the frames of two calls, outermost first, and where they are in one function at two lines, or None."""
-    a, b = ([*reversed(frames_of(rank, operation))] for rank, operation in calls)
+    a, b, common = _align(*([*reversed(frames_of(rank, operation))] for rank, operation in calls))
+    return a, b, common if common is not None and _is_same_function(a[common], b[common]) else None
+
+
+def part_sites(a: Site, b: Site) -> tuple[Site, Site]:
+    """Return the callers at which the ways to two calls of one line part; else the lines themselves."""
+    if a != b or a.callers == b.callers:
+        return a, b
+    mine, theirs, common = _align([*reversed((a, *a.callers))], [*reversed((b, *b.callers))])
+    if common is None:
+        return a, b
+    return _with_outer(mine, common), _with_outer(theirs, common)
+
+
+def _with_outer(frames: list[Site], at: int) -> Site:
+    return replace(frames[at], callers=tuple(reversed(frames[:at])))
+
+
+def _align(a: list[Site], b: list[Site]) -> tuple[list[Site], list[Site], int | None]:
+    """Return frames completed, and the first that differ."""
     a, b = _with_callers(a, b), _with_callers(b, a)
     common = 0
     while common < min(len(a), len(b)) - 1 and _is_same_line(a[common], b[common]):
         common += 1
-    if not a or not b or a[common].line == b[common].line:
-        return a, b, None
-    return a, b, common if _is_same_function(a[common], b[common]) else None
+    return a, b, common if a and b and a[common].line != b[common].line else None
 
 
 def _with_callers(own: list[Site], other: list[Site]) -> list[Site]:
@@ -55,7 +74,7 @@ def _is_same_function(a: Site, b: Site) -> bool:
 
 
 def frames_of(rank: RankState, operation: Operation) -> tuple[Site, ...]:
-    """Return the frames of a call, innermost first: of the stack of a rank in it, of what it raised, else its line.
+    """Return the frames of a call, innermost first: of the stack of a rank in it, of what it raised, else as recorded.
 
     An asynchronous call may be waited for at another line of its function.
     """
@@ -69,7 +88,25 @@ def frames_of(rank: RankState, operation: Operation) -> tuple[Site, ...]:
     for frames in stacks if operation == rank.first_blocking else ():
         if frames and _is_same_function(frames[0], site):
             return (site, *frames[1:])
-    return (site,)
+    return (site, *site.callers)
+
+
+def name_callers(finding: Finding) -> Finding:
+    """Return a finding that names callers where culprits and others come to one line by different ones."""
+    culprits, others = finding.culprit_call_sites, finding.call_sites
+    return replace(
+        finding,
+        call_sites=_part_from(others, culprits.values()),
+        culprit_call_sites=_part_from(culprits, (others or culprits).values()),
+    )
+
+
+def _part_from(sites: Mapping[int, Site], others: Collection[Site]) -> dict[int, Site]:
+    parted = {}
+    for rank, site in sites.items():
+        other = next((other for other in others if other == site and other.callers != site.callers), site)
+        parted[rank], _ = part_sites(site, other)
+    return parted
 
 
 def deviating_sites(job: JobState, calls: dict[int, Operation], reference: int) -> dict[int, Site]:

@@ -14,6 +14,7 @@ from dtprof.diagnosis.findings import Finding, Verdict, explain
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.measured_rates import RATES, Rates, with_measured_rate
 from dtprof.diagnosis.outcome import assess_outcome, words_on_lost, words_on_unexplained
+from dtprof.diagnosis.parting_calls import name_callers
 from dtprof.diagnosis.rule import Stage
 from dtprof.diagnosis.rules import REFINEMENTS, RULES
 from dtprof.diagnosis.rules.collective_in_except import explain_by_handlers
@@ -54,7 +55,9 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
         ranks_missing=job.missing,
         findings=tuple(
             with_measured_rate(
-                replace(explain_by_handlers(job, finding), culprit_hosts=_hosts_of(finding, job)), job.sources, rates
+                replace(name_callers(explain_by_handlers(job, finding)), culprit_hosts=_hosts_of(finding, job)),
+                job.sources,
+                rates,
             )
             for finding in findings
         ),

@@ -70,7 +70,9 @@ def checksum(text: str) -> int:
 
 def line_of(site: Site | None) -> int:
     """Return the number of an interned line of the program; 0 where it is not known."""
-    return checksum(f"{site.file}:{site.line}") if site is not None else 0
+    return (
+        checksum(" ".join(f"{place.file}:{place.line}" for place in (site, *site.callers))) if site is not None else 0
+    )
 
 
 def compare_columns(

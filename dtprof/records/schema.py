@@ -24,6 +24,10 @@ MAX_TABLE_ENTRIES = 65_535
 """Entries a rank may declare per string table; later ones share the last id."""
 FIRST_LABELLED_SITE = 0x80000000
 """Ids of sites with a label count from here, those without from 1."""
+MOST_CALLERS = 6
+"""Lines of the user's code that a site names beside its own: those that led there."""
+FRAMES_OF_CALLERS = 64
+"""Frames, of whatever code, among which they are looked for, from that of the site on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,9 +288,10 @@ STRING_ENTRIES = {
     "process": "who writes: rank, local_rank, world_size, attempt, meeting (the address of the rendezvous of its "
     "ranks, or its replica group; null unknown), pid, host, command, torch, python, tap, clocks",
     "op": "id, name: an operator of torch's c10d namespace, or the name of a phase or sample",
-    "site": "id, file, line, function, api: a line of the user's code and the call it made, and package: the installed "
-    "package that issued the operation, if one did; or id, of, label: the site "
-    "`of` (0 unknown) on behalf of a label",
+    "site": "id, file, line, function, api: a line of the user's code and the call it made, package: the installed "
+    "package that issued the operation, if one did, and callers: the `frame`s of the user's code that led there, from "
+    "the caller on; or id, of, label: the site `of` (0 unknown) on behalf of a label",
+    "frame": "id, file, line, function: a line of the user's code that led to a site",
     "label": "id, api, text, module, stage, microbatch: the part of a framework that issued an operation, "
     "like `fsdp all-gather of layers.4`; what does not apply is left out",
     "group": "id, name, description, size, rank, ranks, backend, timeout_s: a process group at its first use; a later "
@@ -411,6 +416,8 @@ def cpp_header(record: Sequence[Field] = RECORD) -> str:
         "SEGMENT_CAPACITY": SEGMENT_CAPACITY,
         "MAX_TABLE_ENTRIES": MAX_TABLE_ENTRIES,
         "FIRST_LABELLED_SITE": FIRST_LABELLED_SITE,
+        "MOST_CALLERS": MOST_CALLERS,
+        "FRAMES_OF_CALLERS": FRAMES_OF_CALLERS,
         "NO_CODE": NO_CODE,
     }
     lines += [f"constexpr uint64_t {name} = {value}ull;" for name, value in numbers.items()]

@@ -3,7 +3,10 @@
 Ranks write both, readers give both out. The standard library only: capture imports it in every rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+MODULE = "<module>"
+"""The function of a line outside of functions."""
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,10 @@ class Site:
     api: str = ""
     label: Label | None = None
     package: str = ""  # the installed package that issued the operation; empty: the program or torch
+    callers: tuple["Site", ...] = field(default=(), compare=False)
+    """Lines of the user's code that led there, from the caller on; empty where none is known."""
+
+    @property
+    def caller(self) -> "Site | None":
+        """The line that called its function; None where it is not known, or that is a module, which nothing calls."""
+        return next((caller for caller in self.callers[:1] if caller.function != MODULE), None)

@@ -33,6 +33,7 @@ class Rank:
         name: str,
         *,
         line: int = 0,
+        called_at: int = 0,
         group: str = "0",
         done: bool = True,
         size: int = 8,
@@ -47,6 +48,7 @@ class Rank:
         i = len(self.entries)
         frames = [{"name": name, "filename": TORCH, "line": 99}]
         frames += [{"name": "train", "filename": "/home/user/train.py", "line": line}] if line else []
+        frames += [{"name": "main", "filename": "/home/user/train.py", "line": called_at}] if called_at else []
         self.entries.append(
             {
                 "frames": frames,

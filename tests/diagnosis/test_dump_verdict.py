@@ -343,3 +343,14 @@ def test_groups_in_opposite_order_are_named_with_and_without_times_of_begins(tmp
         rank.op("all_reduce", group=second, line=50, done=False)
     (finding,) = verdict_on(write(tmp_path, ranks)).findings
     assert (finding.kind, finding.culprit_ranks) == ("group-order-inversion", (1,))
+
+
+def test_calls_of_one_line_that_differ_are_named_by_their_callers(tmp_path: Path) -> None:
+    ranks = [steps(rank) for rank in job(3)]
+    for rank in ranks:
+        is_odd = rank.rank == 1
+        rank.op("all_reduce", line=40, called_at=77 if is_odd else 66, size=3 if is_odd else 8, done=False)
+    (finding,) = verdict_on(write(tmp_path, ranks)).findings
+    assert (finding.kind, finding.culprit_ranks) == ("size-mismatch", (1,))
+    assert finding.culprit_call_sites[1].line == 77
+    assert {site.line for site in finding.call_sites.values()} == {66}

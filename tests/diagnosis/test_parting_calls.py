@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dtprof.diagnosis.job_state import JobState, Stack
-from dtprof.diagnosis.parting_calls import align_frames, find_way_out, frames_of
+from dtprof.diagnosis.parting_calls import align_frames, find_way_out, frames_of, part_sites
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.sites import Site
@@ -486,3 +486,21 @@ def test_who_ended_may_have_left_by_a_function_further_out_than_a_condition_in_a
     state = job.ranks[0]
     way = find_way_out(job, job.ranks[1], {0: state.operations[-1]})
     assert (way.line if way is not None else None) == line
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "lines"),
+    [
+        ((("log", 20), ("main", 50)), (("log", 30), ("main", 50)), (20, 30)),
+        ((("log", 20), ("main", 50)), (("log", 20), ("main", 60)), (50, 60)),
+        ((("log", 20), ("main", 50)), (("check", 30), ("main", 50)), (20, 30)),  # one line calls either
+        ((("log", 20), ("main", 50), ("top", 9)), (("log", 30), ("main", 50)), (20, 30)),  # more is known of one
+        ((("log", 20), ("main", 50)), (), (7, 7)),
+    ],
+)
+def test_calls_of_one_line_part_at_the_outermost_callers_that_differ(
+    mine: tuple[tuple[str, int], ...], theirs: tuple[tuple[str, int], ...], lines: tuple[int, int]
+) -> None:
+    rank = RankBuilder(0, 2)
+    a, b = (rank.sites[rank.site(line=7, function="average", callers=callers)] for callers in (mine, theirs))
+    assert tuple(site.line for site in part_sites(a, b)) == lines

@@ -39,9 +39,7 @@ Key = TypeVar("Key", bound=Hashable)
 class SiteKey(NamedTuple):
     """Operations of one group and api that one line issues in one phase, of 2 ** (size - 1) to 2 ** size - 1 bytes."""
 
-    file: str  # empty: no line of the program is known
-    line: int
-    function: str
+    line: CallLine | None  # None: no line of the program is known
     phase: str
     axis: str  # of the group, else its description or name
     group_size: int
@@ -80,12 +78,10 @@ def sum_sites(batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, timing:
         site_id, packed = int(codes[0][site_number]), int(codes[1][call_number])
         tables = batch.ranks[place].placed.tables
         op, group, api = packed >> 32, packed >> 16 & 0xFFFF, packed & 0xFFFF
-        site, of_group = tables.sites.get(site_id), tables.groups.get(group)
+        of_group = tables.groups.get(group)
         api_name = apis[place].names[api]
         key = SiteKey(
-            file=site.file if site else "",
-            line=site.line if site else 0,
-            function=site.function if site else "",
+            line=CallLine.of(tables.sites.get(site_id)),
             phase=ORDER[phase] if phase < len(ORDER) else OTHER,
             axis=purpose_of_operation(of_group, api_name) or (of_group.name if of_group else ""),
             group_size=of_group.size if of_group else 1,
@@ -142,9 +138,7 @@ def _join(sums: Sums, name: Callable[[SiteKey], Key]) -> dict[Key, dict[str, int
 
 
 class _Place(NamedTuple):
-    file: str
-    line: int
-    function: str
+    line: CallLine | None
     phase: str
     axis: str
     op: str
@@ -163,10 +157,10 @@ def list_sites(sums: Sums, *, num_steps: int, num_ranks: int) -> tuple[CallSiteR
     share = num_steps * num_ranks
     if not share:
         return ()
-    places = _join(sums, lambda key: _Place(*key[:5], key.op, key.api))
+    places = _join(sums, lambda key: _Place(*key[:3], key.op, key.api))
     results = [
         CallSiteResult(
-            line=CallLine(file=place.file, line=place.line, function=place.function) if place.file else None,
+            line=place.line,
             phase=place.phase,
             axis=place.axis,
             op=place.op,
@@ -177,7 +171,7 @@ def list_sites(sums: Sums, *, num_steps: int, num_ranks: int) -> tuple[CallSiteR
             wait_ns_per_step=_mean(row["wait"], row["split"] and share),
             transfer_ns_per_step=_mean(row["transfer"], row["split"] and share),
         )
-        for place, row in sorted(places.items())
+        for place, row in sorted(places.items(), key=lambda item: (str(item[0].line), *item[0][1:]))
     ]
     results.sort(
         key=lambda one: (-(one.exposed_ns_per_step or 0), -(one.transfer_ns_per_step or 0), -one.count_per_step)

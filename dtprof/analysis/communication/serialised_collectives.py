@@ -99,8 +99,7 @@ def find_rows(
         tables = batch.ranks[at].placed.tables
         group = tables.groups.get(number)
         if group is not None and group.size > 1:
-            site = tables.sites.get(site_id)
-            line = CallLine(file=site.file, line=site.line, function=site.function) if site and site.file else None
+            line = CallLine.of(tables.sites.get(site_id))
             key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis[at].names[api], line)
             sums_by_rank[at][key] = _add(sums_by_rank[at].get(key), SerialSums(*row))
     return sums_by_rank

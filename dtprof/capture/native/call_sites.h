@@ -1,12 +1,15 @@
-// Call sites: the innermost line of the user's program that issued an operation, found without the GIL where the
-// interpreter's frames can be read directly, and the attribution labels that frameworks add to it.
+// Call sites: the innermost line of the user's program that issued an operation with the user's lines that led there, and
+// the attribution labels that frameworks add to it.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+#include <map>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "frames.h"
@@ -17,16 +20,13 @@ namespace py = pybind11;
 namespace dtprof {
 namespace {
 
-struct SiteHash {
-  size_t operator()(const SiteKey& key) const {
-    return (std::hash<void*>()(key.code) * 31 + key.instruction) ^ std::hash<void*>()(key.library) * 7;
-  }
-};
-
 class SiteTable {
  public:
   std::mutex& mutex() { return mutex_; }
-  void forget() { ids_.clear(); }  // mutex held
+  void forget() {  // mutex held
+    ids_.clear();
+    frames_.clear();
+  }
 
   void configure(std::vector<std::string> tool, std::vector<std::string> library, std::vector<std::string> transparent) {
     tool_ = std::move(tool);
@@ -36,7 +36,19 @@ class SiteTable {
 
   uint32_t here(Log* log, Thread& thread) {
     PyThreadState* state = PyGILState_GetThisThreadState();  // thread-local: valid without the GIL
-    return state ? walk(log, thread, state) : 0;
+    if (!state) return 0;
+    [[maybe_unused]] Frame::Reading reading;
+    const Frame innermost = Frame::innermost(state);
+    // The last way to an operation comes again more often than not.
+    const auto& last = thread.last_path;
+    Frame f = innermost;
+    uint32_t depth = 0;
+    for (; depth < last.depth && f; depth++, f = f.caller()) {
+      const auto& seen = last.frames[depth];
+      if (f.code() != seen.code || (seen.instruction != kAny && f.instruction() != seen.instruction)) break;
+    }
+    const bool is_same = depth == last.depth && depth && !(last.is_whole && f);
+    return is_same ? last.id : walk(log, thread, innermost);
   }
 
  private:
@@ -92,129 +104,140 @@ class SiteTable {
     if (owners_.emplace(code, owner).second) Py_INCREF(code);  // its address must not be used again
     return owner;
   }
-  uint32_t known_id(const SiteKey& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = ids_.find(key);
-    return found == ids_.end() ? 0 : found->second;
-  }
-  uint32_t declare(Log* log, const SiteKey& key, const std::string& file, int line, const std::string& function,
-                   const std::string& api, const std::string& package) {
-    uint32_t id;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      const auto slot = ids_.emplace(key, static_cast<uint32_t>(ids_.size() + 1));
-      id = slot.first->second;
-      if (!slot.second) return id;
+  // The frames of the user's program, innermost first, and that of the installed package which the innermost called. The
+  // package's own stand for them in a thread that runs none.
+  struct Way {
+    struct {
+      PyCodeObject* code;
+      int instruction;
+    } frames[1 + MOST_CALLERS];
+    size_t size = 0;
+    PyCodeObject* library = nullptr;
+
+    void add(PyCodeObject* code, int instruction) { frames[size++] = {code, instruction}; }
+    uint64_t hash() const {
+      uint64_t h = reinterpret_cast<uintptr_t>(library);
+      for (size_t i = 0; i < size; i++) h = mix(mix(h) ^ reinterpret_cast<uintptr_t>(frames[i].code)) ^ static_cast<uint32_t>(frames[i].instruction);
+      return mix(h);
     }
-    log->write_line("{\"k\":\"site\",\"id\":" + std::to_string(id) + ",\"file\":" + quoted(file) +
-                    ",\"line\":" + std::to_string(line) + ",\"function\":" + quoted(function) + ",\"api\":" + quoted(api) +
-                    (package.empty() ? "" : ",\"package\":" + quoted(package)) + "}");
+    static uint64_t mix(uint64_t h) {  // a bijection whose every output bit depends on all of the input (MurmurHash3)
+      h = (h ^ h >> 33) * 0xff51afd7ed558ccd;
+      h = (h ^ h >> 33) * 0xc4ceb9fe1a85ec53;
+      return h ^ h >> 33;
+    }
+  };
+
+  [[gnu::noinline]] uint32_t walk(Log* log, Thread& thread, const Frame& innermost) {
+    Way way;
+    Frame library = innermost;
+    auto path = thread.last_path;  // a copy: to learn of code takes the GIL, and others may run in this thread meanwhile
+    bool fits = true;
+    uint32_t depth = 0, end = kDeepest;
+    Frame f = innermost;
+    for (; f && depth < end && way.size < std::size(way.frames); f = f.caller(), depth++) {
+      PyCodeObject* const code = f.code();
+      const Owner owner = owner_of(thread, code);
+      const int instruction = owner == Owner::kUser ? f.instruction() : kAny;
+      if (owner == Owner::kUser) {
+        if (way.size == 0) end = std::min<uint32_t>(kDeepest, depth + FRAMES_OF_CALLERS);
+        way.add(code, instruction);
+      } else if (owner == Owner::kLibrary && !way.library && way.size == 0) {
+        library = f;
+        way.library = code;
+      }
+      fits = fits && owner != Owner::kUnknown && depth < std::size(path.frames);
+      if (fits) path.frames[depth] = {code, instruction};
+    }
+    if (way.size == 0) {
+      if (!way.library) return 0;
+      way.add(way.library, library.instruction());
+      fits = false;  // it hangs on an instruction that a path does not hold
+    }
+    const uint32_t id = identify(log, innermost, way);
+    if (fits) {
+      auto& last = thread.last_path;
+      last.id = id;
+      last.depth = depth;
+      last.is_whole = !f;
+      std::copy_n(path.frames, depth, last.frames);
+    }
     return id;
   }
 
-#ifdef DTPROF_READS_FRAMES
-  // The frames of this thread cannot change while it is in here, so they are read without the GIL. The last way from a
-  // line to an operation comes again more often than not.
-  uint32_t walk(Log* log, Thread& thread, PyThreadState* state) {
-    const Frame* innermost = innermost_frame(state);
-    auto& last = thread.last_path;
-    uint32_t depth = 0;
-    const Frame* f = innermost;
-    while (f && depth < last.depth && code_of(f) == last.tools[depth]) {
-      f = caller_of(f);
-      depth++;
-    }
-    if (f && depth == last.depth && last.key == key_of(f)) return last.id;
-    return walk_far(log, thread, innermost);
-  }
-
-  static SiteKey key_of(const Frame* f) { return {code_of(f), instruction_of(f)}; }
-
-  [[gnu::noinline]] uint32_t walk_far(Log* log, Thread& thread, const Frame* innermost) {
-    SiteKey library{nullptr, 0};
-    decltype(thread.last_path) path;
-    bool fits = true;
-    uint32_t depth = 0;
-    for (const Frame* f = innermost; f && depth < 512; f = caller_of(f), depth++) {
-      const SiteKey key = key_of(f);
-      const Owner owner = owner_of(thread, code_of(f));
-      if (owner == Owner::kUser) {
-        const uint32_t id = identify(log, innermost, {key.code, key.instruction, library.code});
-        if (fits) {
-          path.key = key;
-          path.id = id;
-          path.depth = depth;
-          thread.last_path = path;
-        }
-        return id;
+  uint32_t identify(Log* log, const Frame& innermost, Way way) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      auto known = ids_.find(way.hash());
+      if (known == ids_.end() && ids_.size() >= kMostWays) {
+        way.size = 1;
+        known = ids_.find(way.hash());
       }
-      if (owner == Owner::kLibrary && !library.code) library = key;
-      fits = fits && owner != Owner::kUnknown && depth < std::size(path.tools);
-      if (fits) path.tools[depth] = code_of(f);
+      if (known != ids_.end()) return known->second;
     }
-    return library.code ? identify(log, innermost, {library.code, library.instruction, library.code}) : 0;
+    return declare(log, innermost, way);
   }
 
-  [[gnu::noinline]] uint32_t identify(Log* log, const Frame* innermost, const SiteKey& key) {
-    if (const uint32_t id = known_id(key)) return id;
-    auto* code = static_cast<PyCodeObject*>(key.code);
-    std::string file, function, api, package;
-    int line;
+  [[gnu::cold]] uint32_t declare(Log* log, const Frame& innermost, const Way& way) {
+    const auto [code, instruction] = way.frames[0];
+    std::string entry, callers;
     {
       py::gil_scoped_acquire gil;
-      line = PyCode_Addr2Line(code, key.instruction * static_cast<int>(sizeof(_Py_CODEUNIT)));
-      file = utf8(code->co_filename);
-      function = utf8(name_of(code));
-      for (const Frame* f = innermost; f; f = caller_of(f)) {
-        if (package.empty() && classify(code_of(f)) == Owner::kLibrary && !is_transparent(code_of(f)))
-          package = package_of(utf8(code_of(f)->co_filename));
-        if (code_of(f) == key.code && instruction_of(f) == key.instruction) break;
-        if (!is_transparent(code_of(f))) api = utf8(name_of(code_of(f)));
-      }
+      entry = line_entry(code, instruction) + call_entry(innermost, code, instruction);
     }
-    return declare(log, key, file, line, function, api, package);
-  }
-#else
-  // Other interpreters: the public frame API, under the GIL.
-  uint32_t walk(Log* log, Thread& thread, PyThreadState*) {
-    py::gil_scoped_acquire gil;
-    PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-    SiteKey found{nullptr, 0};
-    void* library = nullptr;
-    int line = 0;
-    std::string api, inner, package;
-    bool user = false;
-    for (int depth = 0; frame && depth < 512 && !user; depth++) {
-      PyCodeObject* code = PyFrame_GetCode(frame);
-      const Owner owner = owner_of(thread, code);  // keeps the code object alive
-      user = owner == Owner::kUser;
-      if (user || (owner == Owner::kLibrary && !found.code)) {
-        found = SiteKey{code, PyFrame_GetLasti(frame)};
-        line = PyFrame_GetLineNumber(frame);
-        api = inner;
-      }
-      if (!library && owner == Owner::kLibrary) library = code;
-      if (package.empty() && owner == Owner::kLibrary && !is_transparent(code)) package = package_of(utf8(code->co_filename));
-      if (!user && !is_transparent(code)) inner = utf8(name_of(code));
-      Py_DECREF(code);
-      PyFrameObject* back = PyFrame_GetBack(frame);
-      Py_DECREF(frame);
-      frame = back;
+    for (size_t i = 1; i < way.size; i++)
+      callers += (i > 1 ? "," : "") + std::to_string(frame_id(log, way.frames[i].code, way.frames[i].instruction));
+    uint32_t id;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto slot = ids_.emplace(way.hash(), static_cast<uint32_t>(ids_.size() + 1));
+      id = slot.first->second;
+      if (!slot.second) return id;
     }
-    Py_XDECREF(frame);
-    if (!found.code) return 0;
-    found.library = library;
-    if (const uint32_t id = known_id(found)) return id;
-    auto* code = static_cast<PyCodeObject*>(found.code);
-    return declare(log, found, utf8(code->co_filename), line, utf8(name_of(code)), api, package);
+    log->write_line("{\"k\":\"site\",\"id\":" + std::to_string(id) + entry +
+                    (callers.empty() ? "" : ",\"callers\":[" + callers + "]") + "}");
+    return id;
   }
-#endif
 
+  uint32_t frame_id(Log* log, PyCodeObject* code, int instruction) {
+    uint32_t id;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto slot = frames_.emplace(std::pair{code, instruction}, static_cast<uint32_t>(frames_.size() + 1));
+      id = slot.first->second;
+      if (!slot.second) return id;
+    }
+    py::gil_scoped_acquire gil;
+    log->write_line("{\"k\":\"frame\",\"id\":" + std::to_string(id) + line_entry(code, instruction) + "}");
+    return id;
+  }
+
+  // What was called at a line, and the installed package that issued the operation.
+  std::string call_entry(const Frame& innermost, PyCodeObject* code, int instruction) const {  // GIL held
+    std::string api, package;
+    for (Frame f = innermost; f; f = f.caller()) {
+      PyCodeObject* const inner = f.code();
+      if (package.empty() && classify(inner) == Owner::kLibrary && !is_transparent(inner))
+        package = package_of(utf8(inner->co_filename));
+      if (inner == code && f.instruction() == instruction) break;
+      if (!is_transparent(inner)) api = utf8(name_of(inner));
+    }
+    return ",\"api\":" + dtprof::quoted(api) + (package.empty() ? "" : ",\"package\":" + dtprof::quoted(package));
+  }
+
+  static std::string line_entry(PyCodeObject* code, int instruction) {  // GIL held
+    return ",\"file\":" + quoted(utf8(code->co_filename)) + ",\"line\":" + std::to_string(line_of(code, instruction)) +
+           ",\"function\":" + quoted(utf8(name_of(code)));
+  }
+
+  static constexpr int kAny = -2;  // no frame is at this instruction
+  static constexpr uint32_t kDeepest = 512;
+  static constexpr size_t kMostWays = 65536;  // further ones go by the innermost line alone
   static constexpr size_t kMostCodes = 100000;  // code objects are kept for ever: a program may make them without end
   std::vector<std::string> tool_, library_, transparent_;
   std::mutex mutex_;  // never held while waiting for the GIL
   std::unordered_map<void*, Owner> owners_;
-  std::unordered_map<SiteKey, uint32_t, SiteHash> ids_;
+  std::unordered_map<uint64_t, uint32_t> ids_;  // by the hash of a way
+  std::map<std::pair<PyCodeObject*, int>, uint32_t> frames_;
 };
 SiteTable& g_sites = *new SiteTable;  // never deleted, as the other tables
 SiteTable& sites() { return g_sites; }

@@ -29,12 +29,12 @@ class TracebackWriter {
     put("Stack (most recent call first):\n", 32);
 #ifdef DTPROF_READS_FRAMES
     int depth = 0;
-    for (const Frame* frame = innermost_frame(state); frame && depth < kMostFrames; frame = caller_of(frame), depth++) {
-      PyCodeObject* code = code_of(frame);
+    for (Frame frame = Frame::innermost(state); frame && depth < kMostFrames; frame = frame.caller(), depth++) {
+      PyCodeObject* code = frame.code();
       put("  File \"", 8);
       put_text(code->co_filename);
       char line[32];
-      const int number = PyCode_Addr2Line(code, instruction_of(frame) * static_cast<int>(sizeof(_Py_CODEUNIT)));
+      const int number = line_of(code, frame.instruction());
       put(line, number < 0 ? snprintf(line, sizeof line, "\", line ??? in ") : snprintf(line, sizeof line, "\", line %d in ", number));
       put_text(code->co_name);
       put("\n", 1);

@@ -1,6 +1,6 @@
-// Frames of this thread's Python code, read without the GIL where the interpreter's layout of them is known: 3.10 to 3.13,
-// from 3.11 on with CPython's internal headers installed. Only the thread itself may read its frames so, and only while it runs no
-// Python code: nothing moves or frees them then.
+// Frames of this thread's Python code: read without the GIL where the interpreter's layout of them is known, 3.10 to
+// 3.13, from 3.11 on with CPython's internal headers installed; elsewhere through the public API, with the GIL. Only the
+// thread itself may read its frames without, and only while it runs no Python code: nothing moves or frees them then.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -15,6 +15,10 @@
 #undef Py_BUILD_CORE
 #endif
 
+#include <pybind11/pybind11.h>
+
+#include <utility>
+
 namespace dtprof {
 namespace {
 
@@ -27,50 +31,96 @@ inline PyObject* name_of(PyCodeObject* code) {
 #endif
 }
 
+inline int line_of(PyCodeObject* code, int instruction) {
+  return PyCode_Addr2Line(code, instruction * static_cast<int>(sizeof(uint16_t)));
+}
+
+// A frame, or none. `instruction` counts code units from the beginning of the code.
 #ifdef DTPROF_READS_FRAMES
+class Frame {
+ public:
+  struct Reading {};  // what has to be held while frames are read
+
+  static Frame innermost(PyThreadState* state) {
 #if PY_VERSION_HEX < 0x030B0000
-using Frame = PyFrameObject;
-inline const Frame* innermost_frame(PyThreadState* state) { return state->frame; }
-inline const Frame* caller_of(const Frame* frame) { return frame->f_back; }
-inline PyCodeObject* code_of(const Frame* frame) { return frame->f_code; }
-inline int instruction_of(const Frame* frame) { return frame->f_lasti; }  // in code units from the beginning of the code
+    return state->frame;
+#elif PY_VERSION_HEX >= 0x030D0000
+    return with_code(state->current_frame);
 #else
-using Frame = _PyInterpreterFrame;
+    return state->cframe ? with_code(state->cframe->current_frame) : nullptr;
+#endif
+  }
 
-// Since 3.12 every call from C into Python begins with a frame that has no code of the program's.
-inline const Frame* with_code(const Frame* frame) {
+  explicit operator bool() const { return frame_; }
+
+#if PY_VERSION_HEX < 0x030B0000
+  Frame caller() const { return frame_->f_back; }
+  PyCodeObject* code() const { return frame_->f_code; }
+  int instruction() const { return frame_->f_lasti; }
+#else
+  Frame caller() const { return with_code(frame_->previous); }
+  PyCodeObject* code() const {
+#if PY_VERSION_HEX >= 0x030D0000
+    return reinterpret_cast<PyCodeObject*>(frame_->f_executable);
+#else
+    return frame_->f_code;
+#endif
+  }
+  int instruction() const {
+#if PY_VERSION_HEX >= 0x030D0000
+    return static_cast<int>(frame_->instr_ptr - _PyCode_CODE(code()));
+#else
+    return static_cast<int>(frame_->prev_instr - _PyCode_CODE(code()));
+#endif
+  }
+#endif
+
+ private:
+#if PY_VERSION_HEX < 0x030B0000
+  using Layout = PyFrameObject;
+#else
+  using Layout = _PyInterpreterFrame;
+
+  // Since 3.12 every call from C into Python begins with a frame that has no code of the program's.
+  static const Layout* with_code(const Layout* frame) {
 #if PY_VERSION_HEX >= 0x030C0000
-  while (frame && frame->owner == FRAME_OWNED_BY_CSTACK) frame = frame->previous;
+    while (frame && frame->owner == FRAME_OWNED_BY_CSTACK) frame = frame->previous;
 #endif
-  return frame;
-}
+    return frame;
+  }
+#endif
+  Frame(const Layout* frame) : frame_(frame) {}
 
-inline const Frame* innermost_frame(PyThreadState* state) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return with_code(state->current_frame);
+  const Layout* frame_;
+};
 #else
-  return state->cframe ? with_code(state->cframe->current_frame) : nullptr;
-#endif
-}
+class Frame {
+ public:
+  using Reading = pybind11::gil_scoped_acquire;
 
-inline const Frame* caller_of(const Frame* frame) { return with_code(frame->previous); }
+  static Frame innermost(PyThreadState*) { return PyThreadState_GetFrame(PyThreadState_Get()); }
 
-inline PyCodeObject* code_of(const Frame* frame) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return reinterpret_cast<PyCodeObject*>(frame->f_executable);
-#else
-  return frame->f_code;
-#endif
-}
+  Frame(const Frame& other) : frame_(other.frame_) { Py_XINCREF(frame_); }
+  Frame& operator=(Frame other) {
+    std::swap(frame_, other.frame_);
+    return *this;
+  }
+  ~Frame() { Py_XDECREF(frame_); }
 
-inline int instruction_of(const Frame* frame) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return static_cast<int>(frame->instr_ptr - _PyCode_CODE(code_of(frame)));
-#else
-  return static_cast<int>(frame->prev_instr - _PyCode_CODE(code_of(frame)));
-#endif
-}
-#endif
+  explicit operator bool() const { return frame_; }
+  Frame caller() const { return PyFrame_GetBack(frame_); }
+  PyCodeObject* code() const {
+    PyCodeObject* code = PyFrame_GetCode(frame_);
+    Py_DECREF(code);  // the frame, which has not ended, holds it
+    return code;
+  }
+  int instruction() const { return PyFrame_GetLasti(frame_) / static_cast<int>(sizeof(uint16_t)); }
+
+ private:
+  Frame(PyFrameObject* frame) : frame_(frame) {}
+
+  PyFrameObject* frame_;
+};
 #endif
 
 }  // namespace

@@ -13,15 +13,6 @@ namespace {
 // Torch and dtprof; other installed code; the user's program; one code object too many to be kept.
 enum class Owner : uint8_t { kTool, kLibrary, kUser, kUnknown };
 
-struct SiteKey {
-  void* code;
-  int instruction;
-  void* library = nullptr;  // the code of the installed package that issued the operation, if one did
-  bool operator==(const SiteKey& other) const {
-    return code == other.code && instruction == other.instruction && library == other.library;
-  }
-};
-
 struct Group;
 struct Spare;
 
@@ -43,10 +34,13 @@ struct alignas(64) Thread {
   } last_labelled;
   Spare* spares = nullptr;  // places of handles that are gone
   struct alignas(64) {
-    void* tools[5] = {};  // code of the frames that called each other, innermost first, none of the user's
-    SiteKey key{nullptr, 0};  // the user's frame that called them
-    uint32_t id = 0;
-    uint32_t depth = 0;  // how many there are
+    uint32_t id = 0;     // of the site
+    uint32_t depth = 0;  // frames that were read
+    bool is_whole = false;  // there are no others
+    struct {
+      PyCodeObject* code;
+      int instruction;  // of the user's frames
+    } frames[48] = {};  // innermost first
   } last_path;
   struct {
     void* code = nullptr;

@@ -82,6 +82,7 @@ class EventLog:
         self._moving = False
         self._segment = self._create(0)
         self._sites = CallSites(owners)
+        self._frames: dict[Site, int] = {}
         self._names: dict[str, int] = {}
         self._threads: dict[int, int] = {}
         self._on_group: Callable[[int, str], object] = lambda _id, _name: None
@@ -182,8 +183,18 @@ class EventLog:
         return site_id
 
     def _declare_site(self, site_id: int, new: Site) -> None:
-        package = {"package": new.package} if new.package else {}
-        self._declare("site", site_id, file=new.file, line=new.line, function=new.function, api=new.api, **package)
+        more: dict[str, object] = {"package": new.package} if new.package else {}
+        if new.callers:
+            more["callers"] = [self._frame_id(caller) for caller in new.callers]
+        self._declare("site", site_id, file=new.file, line=new.line, function=new.function, api=new.api, **more)
+
+    def _frame_id(self, caller: Site) -> int:
+        with self._lock:
+            known = self._frames.get(caller)
+            if known is None:
+                known = self._frames[caller] = len(self._frames) + 1
+                self._declare("frame", known, file=caller.file, line=caller.line, function=caller.function)
+        return known
 
     def sizes_id(self, inputs: list[int], outputs: list[int]) -> int:
         """Return the id of sizes that differ between peers or tensors, declaring new ones."""

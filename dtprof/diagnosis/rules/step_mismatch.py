@@ -16,7 +16,7 @@ from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.parting_calls import deviating_sites, find_ways_past, operation_before
+from dtprof.diagnosis.parting_calls import deviating_sites, find_ways_past, operation_before, part_sites
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import at_position, checksum, group_tables, is_of_one_thread, line_of
@@ -601,8 +601,12 @@ def _step_words(operation: Operation) -> str:
 
 
 def _both_sides(present: dict[int, Operation], culprits: tuple[int, ...]) -> tuple[Operation, Operation]:
-    """Return the calls of one of the others and of one of the culprits at a position."""
-    return next(operation for rank, operation in present.items() if rank not in culprits), present[culprits[0]]
+    """Return the calls of one of the others and of one of the culprits, at the lines that tell them apart."""
+    theirs, mine = next(own for rank, own in present.items() if rank not in culprits), present[culprits[0]]
+    if theirs.site is None or mine.site is None:
+        return theirs, mine
+    places = part_sites(theirs.site, mine.site)
+    return replace(theirs, site=places[0]), replace(mine, site=places[1])
 
 
 def _sure(*, tie: bool) -> float:

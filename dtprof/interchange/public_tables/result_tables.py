@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from dtprof.analysis import metric_registry
 from dtprof.analysis.metric_registry import Metric
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import CallLine, Summary
 from dtprof.interchange.public_tables.record_tables import RANK
 from dtprof.interchange.public_tables.table import Column, Table, build_table
 
@@ -76,6 +76,11 @@ CALL_SITES = (
     Column(name="op", dtype="str", meaning="operation"),
     Column(name="api", dtype="str", meaning="framework component or call that issues it; masked: not known"),
     *_columns(metric_registry.CALL_SITE),
+    Column(
+        name="caller_file", dtype="str", meaning="source file of the line that calls the function; masked: none known"
+    ),
+    Column(name="caller_line", dtype="int64", meaning="that line; masked: none is known"),
+    Column(name="caller_function", dtype="str", meaning="function of that line; masked: none is known"),
 )
 COMMUNICATION_PHASES = (
     Column(name="phase", dtype="str", meaning="phase of the step in which operations are issued"),
@@ -162,12 +167,17 @@ def _ranks(summary: Summary) -> list[tuple[Any, ...]]:
     return [(rank.rank, *_values(metric_registry.RANK, rank), rank.ended) for rank in summary.ranks]
 
 
+def _place(line: CallLine | None) -> tuple[str | None, int | None, str | None]:
+    return (line.file, line.line, line.function) if line else (None, None, None)
+
+
 def _call_sites(summary: Summary) -> list[tuple[Any, ...]]:
     return [
         (
-            *((site.line.file, site.line.line, site.line.function) if site.line else (None, None, None)),
+            *_place(site.line),
             *(site.phase, site.axis, site.op, site.api),
             *_values(metric_registry.CALL_SITE, site),
+            *_place(site.line.caller if site.line else None),
         )
         for site in summary.call_sites
     ]

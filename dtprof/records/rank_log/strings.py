@@ -7,7 +7,9 @@ import dataclasses
 import functools
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dtprof.records import events, paths, schema, tables
@@ -36,6 +38,7 @@ class Strings:
         """Start empty."""
         self.process: dict[str, Any] = {}
         self.ops: list[str] = []
+        self.frames: dict[int, Site] = {}
         self.sites: dict[int, Site] = {}
         self.labels: dict[int, Label] = {}
         self.groups: dict[int, Group] = {}
@@ -83,7 +86,9 @@ class Strings:
             self.ops += ["?"] * (position + 1 - len(self.ops))
             self.ops[position] = str(row["name"])
         elif kind == "site":
-            self.sites[int(row["id"])] = self._labelled_site(row) if "of" in row else _site(row)
+            self.sites[int(row["id"])] = self._labelled_site(row) if "of" in row else _site(row, self.frames)
+        elif kind == "frame":
+            self.frames[int(row["id"])] = _site(row)
         elif kind == "label":
             self.labels[int(row["id"])] = Label(
                 api=str(row["api"]),
@@ -408,21 +413,23 @@ def _name_of_file(row: dict[str, Any]) -> str:
     return name
 
 
-def _site(row: dict[str, Any]) -> Site:
+def _site(row: dict[str, Any], frames: Mapping[int, Site] = MappingProxyType({})) -> Site:
+    numbers = [int(number) for number in row.get("callers", ())]
     return _known_site(
         str(row["file"]),
         int(row["line"] or 0),
         str(row["function"]),
         str(row.get("api", "")),
         str(row.get("package", "")),
+        tuple(frames[number] for number in numbers if number in frames),
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def _known_site(file: str, line: int, function: str, api: str, package: str) -> Site:
+def _known_site(file: str, line: int, function: str, api: str, package: str, callers: tuple[Site, ...]) -> Site:
     """Return a site, the same object for all ranks."""
     shown = _COMPILED_GRAPH if api == _CALLS_COMPILED else api
-    return Site(file=file, line=line, function=function, api=shown, package=package)
+    return Site(file=file, line=line, function=function, api=shown, package=package, callers=callers)
 
 
 def json_lines(

@@ -42,4 +42,6 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _site(site: Site) -> dict[str, Any]:
-    return {"file": site.file, "line": site.line, "function": site.function}
+    callers = [_site(caller) for caller in site.callers]
+    place = {"file": site.file, "line": site.line, "function": site.function}
+    return {**place, "callers": callers} if callers else place

@@ -104,13 +104,14 @@ def _list(title: str, sentences: Sequence[str]) -> Markup:
 def _render_sites(title: str, sites: dict[int, Site]) -> Markup:
     if not sites:
         return Markup("")
-    by_place: dict[tuple[str, str], list[int]] = {}
+    by_place: dict[tuple[str, str, str], list[int]] = {}
     for rank, site in sites.items():
-        by_place.setdefault((f"{site.file}:{site.line}", site.function), []).append(rank)
-    rows = [(list_ranks(ranks), place, function) for (place, function), ranks in by_place.items()]
-    return join(
-        element("p", title, class_="label"), render_plain_table(("ranks", "line", "function"), rows, caption=title)
-    )
+        called_at = f"{site.caller.file}:{site.caller.line}" if site.caller is not None else ""
+        by_place.setdefault((f"{site.file}:{site.line}", site.function, called_at), []).append(rank)
+    num_columns = 4 if any(called_at for _, _, called_at in by_place) else 3
+    rows = [(list_ranks(ranks), *place)[:num_columns] for place, ranks in by_place.items()]
+    names = ("ranks", "line", "function", "called at")[:num_columns]
+    return join(element("p", title, class_="label"), render_plain_table(names, rows, caption=title))
 
 
 def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:

@@ -80,11 +80,18 @@ def _finding_lines(finding: Finding, *, max_evidence: int | None = None, max_adv
 
 def _site_lines(label: str, sites: dict[int, Site]) -> list[str]:
     """Return one line for each place, with the ranks that are there."""
-    places: dict[Site, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for rank, site in sites.items():
-        places.setdefault(site, []).append(rank)
-    lines = [f"{label}: {list_ranks(ranks)} at {s.file}:{s.line} ({s.function})" for s, ranks in places.items()]
+        places.setdefault(_place(site), []).append(rank)
+    lines = [f"{label}: {list_ranks(ranks)} at {place}" for place, ranks in places.items()]
     return lines if len(lines) <= 3 else [*lines[:3], f"{label}: and {plural(len(lines) - 3, 'more place')}"]
+
+
+def _place(site: Site) -> str:
+    """Return the line with that of its caller."""
+    place = f"{site.file}:{site.line} ({site.function})"
+    caller = site.caller
+    return f"{place}, called at {caller.file}:{caller.line} ({caller.function})" if caller is not None else place
 
 
 def _wrapped(label: str, text: str) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rules.step_mismatch import find_apart
+from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records import events
 from tests.builders import RankBuilder
@@ -384,3 +385,35 @@ def test_a_rank_that_ended_after_the_same_calls_of_a_group_in_fewer_steps_has_ma
                 rank.op("all_reduce", t + 50, done, site=rank.site("all_reduce", line=20), step=steps, group=some)
                 steps += 1
     assert not [f for f in found_by("step_mismatch", build_job(ranks, exit_status=None)) if f.op == "broadcast"]
+
+
+def averaged_metrics(*, by_caller: bool) -> list[RankBuilder]:
+    """Return ranks that average two metrics ten times by one helper; rank 2 in the other order."""
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        lines = (30, 20) if rank.rank == 2 else (20, 30)
+        for nth in range(20):
+            callers = (("log", lines[nth % 2]), ("main", 50)) if by_caller else ()
+            rank.op(
+                "all_reduce",
+                100 * nth,
+                100 * nth + 9,
+                site=rank.site("all_reduce", line=7, function="average", callers=callers),
+                nbytes=4,
+            )
+    return ranks
+
+
+def test_calls_of_a_helper_in_another_order_are_named_by_who_calls_it() -> None:
+    finding = found_by("step_mismatch", build_job(averaged_metrics(by_caller=True), exit_status=0, stalled=False))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("step-mismatch", (2,))
+    assert finding.summary.startswith("Rank 2 never made all_reduce at /home/me/train.py:20 (log)")
+    assert kinds_after_success(averaged_metrics(by_caller=False)) == []
+
+
+def test_a_finding_names_the_callers_at_which_the_ways_to_one_line_part() -> None:
+    job = build_job(averaged_metrics(by_caller=True), exit_status=0, stalled=False)
+    finding = decide(job).findings[0]
+    assert {rank: site.line for rank, site in finding.culprit_call_sites.items()} == {2: 30}
+    assert {rank: site.line for rank, site in finding.call_sites.items()} == {0: 20, 1: 20}
+    assert [caller.line for caller in finding.culprit_call_sites[2].callers] == [50]

@@ -1,6 +1,6 @@
 """The entries of one Flight Recorder dump: call sites, progress of each group, unfinished operations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -20,6 +20,7 @@ from dtprof.diagnosis.sources.flight_recorder.dump_tables import (
     OperationColumns,
     UnfinishedOperation,
 )
+from dtprof.records import schema
 from dtprof.records.sites import Site
 from dtprof.records.user_files import is_user_file
 
@@ -87,6 +88,7 @@ class Entries:
         self._user_files: dict[str, bool] = {}
         self._ops: dict[str, _Operation] = {}
         self._sites: dict[int, Site | None] = {}
+        self._ways: dict[tuple[int, ...], Site] = {}  # by the ids of sites of frames, which are kept
         self._equal_sites: dict[tuple[str, int, str], Site] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
 
@@ -260,19 +262,27 @@ class Entries:
         return number
 
     def _site(self, frames: object) -> Site | None:
-        """Return the innermost line of the user's own code; frames come innermost first."""
+        """Return the innermost line of the user's own code, with those that led there; frames come innermost first."""
         if type(frames) is not list:
             return None
         known = self._sites
+        users: list[Site] = []
         for frame in frames:
             try:
                 site = known[id(frame)]
             except KeyError:
                 site = known[id(frame)] = self._site_of(frame)
             if site is not None:
-                self.last_site = site
-                return site
-        return None
+                users.append(site)
+                if len(users) > schema.MOST_CALLERS:
+                    break
+        if not users:
+            return None
+        key = tuple(map(id, users))
+        if key not in self._ways:
+            self._ways[key] = replace(users[0], callers=tuple(users[1:]))
+        self.last_site = self._ways[key]
+        return self.last_site
 
     def _site_of(self, frame: object) -> Site | None:
         file = frame.get("filename") if isinstance(frame, dict) else None
