@@ -194,7 +194,7 @@ def _is_made_again(job: JobState, group: GroupId, found: Disagreement) -> bool:
     Of another function: one line of a loop takes what there is, and sizes differ.
     """
     functions = {operation.site.function for operation in found.operations.values() if operation.site is not None}
-    if found.argument not in ("dtype", "numel") or len(functions) < 2:
+    if found.argument in ("op", "sizes") or len(functions) < 2:
         return False
     tables = group_tables(job.ranks)[group]
     before = {operation.site for operation in at_position(job.ranks, tables, found.seq - 1).values()}

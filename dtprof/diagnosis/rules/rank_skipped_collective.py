@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import PurePath
 
 import numpy as np
@@ -32,7 +33,7 @@ from dtprof.job.own_pattern import MAX_ALIKE, find_departures, is_short_in_step,
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records import codes
 from dtprof.records.sites import Site
-from dtprof.records.tables import Array
+from dtprof.records.tables import UNKNOWN_NS, Array
 
 OR_SWAPPED = "it may as well have made the two calls in the other order: it issued nothing after the one it waits in"
 MAX_CALLERS = 4
@@ -277,6 +278,7 @@ def _skipped(
                 or (is_usual and a.label != b.label and program.came_here(at, b))
                 or (is_usual and is_short_in_step(theirs[: there + 1], a))
                 or (is_usual and _begins_next_step((ours, at), (theirs, there)))
+                or (is_usual and _has_passed(job, (reference, a), (rank, b)))
             )
             # Of two ranks neither is usual: then the one that does as in earlier rounds shows what the other left.
             kept = keeps_pattern(ours, at)
@@ -532,13 +534,25 @@ def _has_passed(job: JobState, before: tuple[RankState, Operation], past: tuple[
     x, y, (first, *_) = a[common].line, b[common].line, known
     if x < y and _is_run_once(job, a, common):
         return True
-    if any(place.branches for place in known[1:]) or not {*first.loops} <= {*here.loops}:
+    if not {*first.loops} <= {*here.loops}:
+        return False
+    if any(place.branches for place in known[1:]) and not _is_made_in_round(*before, past[1]):
         return False
     is_around = first.block is not None and first.block[0] <= x <= first.block[1]
     # What a library calls there, as contextlib does, shows the line of the `with` alone: once inside, it is the end.
     has_been_inside = common == len(b) - 1 and not first.loops and any(_alike(o, before[1]) for o in past[0].operations)
     leaves_block = is_around and (_is_at_exit(b, known, common + 1) or has_been_inside)
     return leaves_block or any(line == y for _, line in here.following)
+
+
+def _is_made_in_round(rank: RankState, mark: Operation, wanted: Operation) -> bool:
+    """Say whether a rank made a call since it made another one, before it came to that again."""
+    for operation in reversed([*takewhile(lambda one: one != mark, rank.operations)]):
+        if _alike(operation, wanted):
+            return True
+        if _alike(operation, mark):
+            return False
+    return False
 
 
 def _is_run_once(job: JobState, frames: Sequence[Site], at: int) -> bool:
@@ -677,8 +691,11 @@ def _made(operations: Sequence[Operation], first: int, wanted: Operation, distan
     For a device it may have issued the next round, too: there the operation comes again after some distance.
     """
     last = min(len(operations), first + distance) if wanted.on_device else len(operations)
+    failed_ns = operations[first].done_ns if operations[first].failed else UNKNOWN_NS
     return any(
-        o.open and (_alike(o, wanted) or _is_like_call_of_other_thread(o, wanted, operations[first]))
+        o.open
+        and not UNKNOWN_NS < failed_ns <= o.issued_ns  # what it makes on its way out, as at the end of a `with`
+        and (_alike(o, wanted) or _is_like_call_of_other_thread(o, wanted, operations[first]))
         for o in (operations[i] for i in range(first, last))
     )
 

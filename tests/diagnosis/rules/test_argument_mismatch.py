@@ -299,3 +299,16 @@ def test_a_rank_that_died_of_what_a_call_made_again_gave_it_is_named_for_the_cal
     if passed:
         assert "rank 0 makes the call before again, all_reduce at /home/me/train.py:20" in finding.summary
         assert "ran out of host memory" in finding.evidence[-1]
+
+
+def test_the_call_before_made_again_with_another_reduction_is_another_call() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average, share = rank.site(line=10, function="average"), rank.site(line=20, function="share")
+        rank.op("all_reduce", 0, 9, nbytes=8, site=average, reduce_op="sum")
+        again = rank.rank == 2
+        site, how = (average, "sum") if again else (share, "max")
+        rank.op("all_reduce", 100, nbytes=8, site=site, reduce_op=how)
+    finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (2,))
+    assert finding.summary.endswith("with other reductions.")

@@ -105,6 +105,56 @@ def test_who_is_past_a_line_that_the_program_comes_to_once_skipped_what_it_calls
         assert finding.culprit_call_sites[1].line == 4
 
 
+@pytest.mark.parametrize(("branches", "kind"), [(1, "rank-skipped-collective"), (0, "collective-order-mismatch")])
+def test_who_is_further_in_a_round_skipped_what_comes_before_if_each_round_comes_to_its_call(
+    branches: int, kind: str
+) -> None:
+    # Line 20 of a loop calls `prepare`, line 30 `average`, which has a branch around its call. Rank 1 is in that.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average, prepare = rank.site("all_reduce", line=10, function="average"), rank.site(line=5, function="prepare")
+        for i in range(2 * branches):  # the first round comes to `average`, and to `prepare` no one yet
+            rank.op("all_reduce", 10 * i, 10 * i + 5, site=average, nbytes=8 + 8 * i)
+        op, site, nbytes = ("all_reduce", average, 8) if rank.rank == 1 else ("broadcast", prepare, 4)
+        rank.op(op, 100, site=site, nbytes=nbytes)
+    nothing, loop = frozenset[tuple[str, int]](), ((18, 40),)
+    places = {
+        5: SourcePlace(in_loop=False, following=nothing, ways_past=((4, "return"),)),
+        10: SourcePlace(in_loop=False, following=nothing, branches=((10, 10),), conditions=(9,)),
+        20: SourcePlace(in_loop=True, following=frozenset({("average", 30)}), loops=loop),
+        30: SourcePlace(in_loop=True, following=nothing, loops=loop),
+    }
+
+    def stack(*lines: tuple[int, str]) -> Stack:
+        sites = tuple(Site(file="/home/me/train.py", line=line, function=name) for line, name in lines)
+        return Stack(state="sleeping", cpu_share=0.0, frames=sites)
+
+    stacks = dict.fromkeys((0, 2), stack((5, "prepare"), (20, "main")))
+    stacks[1] = stack((10, "average"), (30, "main"))
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+def test_a_call_that_a_rank_makes_on_its_way_out_after_one_that_failed_was_skipped_before() -> None:
+    # A `with` ends in a flush, also by an exception: rank 2 left it out once, and the gradients of its next round fail.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average, flush = rank.site("all_reduce", line=10), rank.site("all_reduce", line=20, function="flush")
+        for round_ in range(3):
+            t = round_ * STEP
+            rank.op("all_reduce", t, t + 9, site=average, nbytes=64, step=round_)
+            if round_ < 2:
+                rank.op("all_reduce", t + 20, t + 29, site=flush, nbytes=8, step=round_ + 1)
+        if rank.rank == 2:
+            rank.op("all_reduce", 3 * STEP, 3 * STEP + 50, site=average, nbytes=64, step=3, state="failed")
+            rank.op("all_reduce", 3 * STEP + 60, 3 * STEP + 70, site=flush, nbytes=8, step=3, state="failed")
+        else:
+            rank.op("all_reduce", 3 * STEP, site=flush, nbytes=8, step=3)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 5)
+
+
 def test_who_waits_for_a_rank_that_left_a_loop_of_their_pair_skipped_nothing_that_others_wait_in() -> None:
     # Rank 0 and 1 improve in a group of their own, four times a round, and meet all others in a barrier; rank 1 breaks.
     ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
