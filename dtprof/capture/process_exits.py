@@ -20,11 +20,13 @@ from typing import Any
 
 from dtprof import fence
 from dtprof.capture.call_sites import CodeOwners
+from dtprof.capture.frameworks.imports import after_import
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.string_entries import timed_entry
 from dtprof.records import paths, writer
 
 MAX_TRACEBACK = 32_768
+_RAY = "ray.train.v2._internal.execution.worker_group.thread_runner"
 MAX_THREAD_EXCEPTIONS = 16
 """Exceptions of threads that are recorded of a process: a program that starts one for each item may end many."""
 
@@ -174,6 +176,21 @@ def record_spawned_exceptions(record: Callable[[BaseException], None]) -> None:
 
     wrap.__qualname__, wrap.__name__, wrap.__module__ = original.__qualname__, original.__name__, original.__module__
     spawn._wrap = wrap
+    after_import(_RAY, functools.partial(_record_in_workers, record))
+
+
+@fence.fenced("the exceptions of workers of Ray Train")
+def _record_in_workers(record: Callable[[BaseException], None], module: Any) -> None:
+    """Record what ends the function of a worker of Ray Train, which catches it and tells its controller."""
+    runner = module.ThreadRunner
+    original = runner.run
+
+    @fence.stands_in
+    @functools.wraps(original)
+    def run(self: Any, target: Callable[..., Any]) -> Any:
+        return original(self, _recording(target, record))
+
+    runner.run = run
 
 
 def _recording(function: Callable[..., Any], record: Callable[[BaseException], None]) -> Callable[..., Any]:

@@ -5,6 +5,8 @@ import pickle
 import signal
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 
 import pytest
 
@@ -100,3 +102,28 @@ def test_exceptions_that_end_threads_are_recorded_and_printed_as_ever() -> None:
         ("thread_exception", "loader-2", "KeyError"),  # sys.exit ends a thread in order
     ]
     assert (rows[1]["message"], rows[1]["frame"]["function"]) == ("'shard 2'", "work")
+
+
+class ThreadRunner:
+    """Runs the function of a worker as Ray Train does, which keeps what it raises."""
+
+    def run(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except BaseException as error:  # noqa: BLE001
+            self.error = error
+
+
+def test_what_ends_the_function_of_a_worker_of_ray_train_is_recorded_and_kept_by_ray() -> None:
+    module = types.SimpleNamespace(ThreadRunner=type("ThreadRunner", (ThreadRunner,), {}))
+    recorded: list[BaseException] = []
+    process_exits._record_in_workers(recorded.append, module)
+
+    def train() -> None:
+        raise ValueError("bad batch")
+
+    runner = module.ThreadRunner()
+    runner.run(train)
+    assert recorded == [runner.error]
+    runner.run(lambda: None)
+    assert len(recorded) == 1

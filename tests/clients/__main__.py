@@ -214,6 +214,9 @@ CLIENTS = {
     "ray-train": Client(
         framework="ray", program="ray_train.py", arguments=("ray-results",), starts_ranks=True
     ),
+    "ray-fsdp": Client(
+        framework="ray", program="ray_fsdp.py", arguments=("ray-results",), starts_ranks=True, scheme="zero3"
+    ),
     "hivemind-peers": Client(
         framework="hivemind", program="hivemind_peers.py", starts_ranks=True, steps=None, shards=1, axes=frozenset(),
     ),
