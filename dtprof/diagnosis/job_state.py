@@ -145,6 +145,7 @@ class RankState(RankOperations):
     attempt: int
     pid: int
     host: str
+    call_sites: tuple[Site, ...] = ()  # of its operations, and of others
     groups: dict[GroupId, Group] = field(default_factory=dict)
     exceptions: tuple[ExceptionRecord, ...] = ()
     thread_exceptions: tuple[ThreadException, ...] = ()
@@ -407,6 +408,7 @@ class JobState:
     find_place: Callable[[str, int], SourcePlace | None] | None = None  # of a line of a source file
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
     find_memory_use: Callable[[], Mapping[int, "MemoryUse"]] | None = None  # by rank, when it ended
+    common_callers: Mapping[Site, int] = field(default_factory=dict)  # by line, how many count where not all do
     find_links: Callable[[], tuple[LinkRate, ...]] | None = None  # between hosts; those over which something is sent
     find_device_health: Callable[[], Mapping[int, DeviceHealth]] | None = None  # by rank
     problems: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dtprof.columns import distinct
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.common_callers import with_common_callers
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import assemble_job
 from dtprof.diagnosis.rules.argument_mismatch import mismatches_by_group
@@ -238,12 +239,14 @@ class LiveComparison:
         for number, first in due.items():
             begin[number] = max(0, first - BEFORE)
         near = [tables for rank in self._ranks.values() if len((tables := _around(rank, begin)).operations)]
-        job = assemble_job(
-            [rank_state(tables, exit=None, stack=None, alive=True) for tables in near],
-            world_size=resolve_world_size((tables.world_size for tables in near), (tables.rank for tables in near)),
-            manifest=Manifest(),
-            stalled=False,
-            stopped_on_hang_ns=None,
+        job = with_common_callers(
+            assemble_job(
+                [rank_state(tables, exit=None, stack=None, alive=True) for tables in near],
+                world_size=resolve_world_size((tables.world_size for tables in near), (tables.rank for tables in near)),
+                manifest=Manifest(),
+                stalled=False,
+                stopped_on_hang_ns=None,
+            )
         )
         for number in due:
             self._groups[number].decided()

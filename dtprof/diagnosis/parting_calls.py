@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.common_callers import cut_callers
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
@@ -29,11 +30,12 @@ def align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[
     return a, b, common if common is not None and _is_same_function(a[common], b[common]) else None
 
 
-def part_sites(a: Site, b: Site) -> tuple[Site, Site]:
+def part_sites(job: JobState, a: Site, b: Site) -> tuple[Site, Site]:
     """Return the callers at which the ways to two calls of one line part; else the lines themselves."""
-    if a != b or a.callers == b.callers:
+    if a != b:
         return a, b
-    mine, theirs, common = _align([*reversed((a, *a.callers))], [*reversed((b, *b.callers))])
+    ways = (cut_callers(site, job.common_callers) for site in (a, b))
+    mine, theirs, common = _align(*([*reversed((way, *way.callers))] for way in ways))
     if common is None:
         return a, b
     return _with_outer(mine, common), _with_outer(theirs, common)
@@ -91,21 +93,21 @@ def frames_of(rank: RankState, operation: Operation) -> tuple[Site, ...]:
     return (site, *site.callers)
 
 
-def name_callers(finding: Finding) -> Finding:
+def name_callers(job: JobState, finding: Finding) -> Finding:
     """Return a finding that names callers where culprits and others come to one line by different ones."""
     culprits, others = finding.culprit_call_sites, finding.call_sites
     return replace(
         finding,
-        call_sites=_part_from(others, culprits.values()),
-        culprit_call_sites=_part_from(culprits, (others or culprits).values()),
+        call_sites=_part_from(job, others, culprits.values()),
+        culprit_call_sites=_part_from(job, culprits, (others or culprits).values()),
     )
 
 
-def _part_from(sites: Mapping[int, Site], others: Collection[Site]) -> dict[int, Site]:
+def _part_from(job: JobState, sites: Mapping[int, Site], others: Collection[Site]) -> dict[int, Site]:
     parted = {}
     for rank, site in sites.items():
         other = next((other for other in others if other == site and other.callers != site.callers), site)
-        parted[rank], _ = part_sites(site, other)
+        parted[rank], _ = part_sites(job, site, other)
     return parted
 
 
@@ -208,7 +210,15 @@ def find_ways_past(
     """
     ways = _without_usual(job, made, by, _find_all_ways(job, made, by, after, has_left=has_left))
     ways = without_single_turns(job, made, by, ways) or ways
-    return ways if by.finished or by.exit is not None else [way for way in ways if way[1] != ENDING]
+    if not by.finished and by.exit is None:
+        ways = [way for way in ways if way[1] != ENDING]
+    return [way for way in ways if _names_rank(job, way[0], made)] or ways
+
+
+def _names_rank(job: JobState, way: Site, made: tuple[RankState, Operation]) -> bool:
+    """Say whether a condition of a way past a call asks which rank it is, be it among other things."""
+    places = (job.place_in_source(frame) for frame in frames_of(*made) if _is_same_function(frame, way))
+    return any(way.line in place.naming_rank for place in places if place is not None)
 
 
 def _without_usual(

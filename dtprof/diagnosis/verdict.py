@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import is_refused, raised_by
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.common_callers import with_common_callers
 from dtprof.diagnosis.explained_waits import (
     find_conflicting_waits,
     find_explained,
@@ -29,6 +30,7 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
     Parameters:
         rates: how often findings are right by their class of evidence; without them they have the grades of rules.
     """
+    job = with_common_callers(job)
     case = Case(job)
     findings, unexplained = _find_causes(case)
     # A risk is worth a line only in a job that nothing ended or blocks.
@@ -55,7 +57,7 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
         ranks_missing=job.missing,
         findings=tuple(
             with_measured_rate(
-                replace(name_callers(explain_by_handlers(job, finding)), culprit_hosts=_hosts_of(finding, job)),
+                replace(name_callers(job, explain_by_handlers(job, finding)), culprit_hosts=_hosts_of(finding, job)),
                 job.sources,
                 rates,
             )

@@ -39,6 +39,7 @@ class SourcePlace:
     counted: tuple[int, ...] = ()  # those of the conditions, and of `ways_past` by what they depend on, that hang on
     # counters of loops and on constants alone
     by_rank: tuple[int, ...] = ()  # the same of those that hang on which rank it is, by the names in them
+    naming_rank: tuple[int, ...] = ()  # the same of those that hang on which rank it is, be it among other things
     fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
     endless_loops: tuple[int, ...] = ()  # the same of those that no condition ends, as `while True`
     ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it,
@@ -147,15 +148,20 @@ def _all_hang_on(tests: _Tests, counters: frozenset[str]) -> bool:
     return all(test is not None and _hangs_on(test, counters) for test in tests)
 
 
-def _hangs_on_rank(test: ast.expr) -> bool:
-    """Say whether an expression uses names of a rank only, as `rank != 0` and `dist.get_rank() == 0`."""
+def _rank_names(test: ast.expr) -> list[bool]:
+    """Say of each name in an expression whether it is that of a rank, as in `rank != 0` and `dist.get_rank() == 0`."""
     bases = {id(node.value) for node in ast.walk(test) if isinstance(node, ast.Attribute)}
     names = [
         node.attr if isinstance(node, ast.Attribute) else node.id
         for node in ast.walk(test)
         if isinstance(node, ast.Attribute | ast.Name) and id(node) not in bases
     ]
-    return bool(names) and all(_OF_RANK.fullmatch(name) for name in names)
+    return [_OF_RANK.fullmatch(name) is not None for name in names]
+
+
+def _hangs_on_rank(test: ast.expr) -> bool:
+    names = _rank_names(test)
+    return bool(names) and all(names)
 
 
 class _Way(NamedTuple):
@@ -165,6 +171,7 @@ class _Way(NamedTuple):
     word: str
     is_counted: bool  # all conditions that it depends on hang on counters
     is_by_rank: bool  # all of them hang on which rank it is
+    names_rank: bool  # one of them does, be it among other things
 
 
 def _take(
@@ -209,6 +216,8 @@ def _take(
                     within = replace(within, counted=(statement.lineno, *within.counted))
                 if isinstance(statement, ast.If) and _hangs_on_rank(statement.test):
                     within = replace(within, by_rank=(statement.lineno, *within.by_rank))
+                if isinstance(statement, ast.If) and any(_rank_names(statement.test)):
+                    within = replace(within, naming_rank=(statement.lineno, *within.naming_rank))
             elif isinstance(statement, ast.Try) and body is statement.body:
                 word = "except that leads to another attempt" if _is_attempt(statement) and inside.in_loop else "except"
                 caught = [
@@ -250,6 +259,7 @@ def _with_ways(place: SourcePlace, ways: Sequence[_Way]) -> SourcePlace:
         ways_past=tuple(dict.fromkeys((*place.ways_past, *((way.line, way.word) for way in ways)))),
         counted=tuple(dict.fromkeys((*place.counted, *(way.line for way in ways if way.is_counted)))),
         by_rank=tuple(dict.fromkeys((*place.by_rank, *(way.line for way in ways if way.is_by_rank)))),
+        naming_rank=tuple(dict.fromkeys((*place.naming_rank, *(way.line for way in ways if way.names_rank)))),
     )
 
 
@@ -271,6 +281,7 @@ def _find_ways(
                     type(inner).__name__.lower(),
                     _all_hang_on(around, counters),
                     all(test is not None and _hangs_on_rank(test) for test in around),
+                    any(test is not None and any(_rank_names(test)) for test in around),
                 )
             else:
                 yield from _find_ways(inner, counters, in_loop=loop, tests=around)

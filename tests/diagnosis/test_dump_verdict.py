@@ -349,6 +349,7 @@ def test_calls_of_one_line_that_differ_are_named_by_their_callers(tmp_path: Path
     ranks = [steps(rank) for rank in job(3)]
     for rank in ranks:
         is_odd = rank.rank == 1
+        rank.op("all_reduce", line=40, called_at=66).op("all_reduce", line=40, called_at=77, size=3)
         rank.op("all_reduce", line=40, called_at=77 if is_odd else 66, size=3 if is_odd else 8, done=False)
     (finding,) = verdict_on(write(tmp_path, ranks)).findings
     assert (finding.kind, finding.culprit_ranks) == ("size-mismatch", (1,))

@@ -53,6 +53,11 @@ def source(**of_call: object) -> dict[int, SourcePlace]:
         ({"ways_past": ((9, "return"),)}, 9, "`return` at"),
         ({"conditions": (9,)}, 9, "`if` at"),
         ({"conditions": (9,), "ways_past": ((7, "return"),)}, 20, "`return` at"),  # one of two
+        (
+            {"conditions": (9,), "ways_past": ((7, "return"),), "naming_rank": (7,)},
+            7,
+            "`return` at",
+        ),  # that asks for the rank
     ],
 )
 def test_the_one_way_past_a_call_is_the_line_of_who_skipped_it(facts: dict[str, object], line: int, words: str) -> None:
@@ -503,4 +508,5 @@ def test_calls_of_one_line_part_at_the_outermost_callers_that_differ(
 ) -> None:
     rank = RankBuilder(0, 2)
     a, b = (rank.sites[rank.site(line=7, function="average", callers=callers)] for callers in (mine, theirs))
-    assert tuple(site.line for site in part_sites(a, b)) == lines
+    job = build_job([rank], exit_status=0, stalled=False)
+    assert tuple(site.line for site in part_sites(job, a, b)) == lines

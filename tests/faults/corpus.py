@@ -81,8 +81,9 @@ def _names(finding: Finding, kind: str, culprit: int) -> bool:
 
 
 def _lines_of(finding: Finding) -> set[int]:
+    """Return the lines that the text of a verdict names: of each site its own, and that of its caller."""
     sites = (*finding.call_sites.values(), *finding.culprit_call_sites.values())
-    return {site.line for site in sites}
+    return {place.line for site in sites for place in (site, site.caller) if place is not None}
 
 
 PROGRAMS: dict[str, Program] = {}

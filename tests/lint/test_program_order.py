@@ -216,3 +216,19 @@ def test_a_condition_on_which_rank_it_is_never_changes(test: str, tmp_path: Path
     file = tmp_path / "train.py"
     file.write_text(f"if {test}:\n    barrier()\n")
     assert read_places(file)[2].by_rank == ((1,) if is_fixed else ())
+
+
+def test_a_condition_that_asks_for_the_rank_among_other_things_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "def train(rank, args):\n"
+        "    for step in range(9):\n"
+        "        if step == 3 and rank == 1:\n"
+        "            continue\n"
+        "        if step % 2:\n"
+        "            continue\n"
+        "        if args.rank == 0 or step:\n"
+        "            call()\n"
+    )
+    place = read_places(file)[8]
+    assert (place.by_rank, place.naming_rank) == ((), (7, 4))

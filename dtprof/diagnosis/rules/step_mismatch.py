@@ -144,7 +144,7 @@ def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Ope
     seq = int(reference["seq"][min(apart.values())])
     ranks = tuple(sorted(rank for rank, at in apart.items() if at == min(apart.values())))
     present = at_position(job.ranks, tables, seq)
-    theirs, mine = _both_sides(present, ranks)
+    theirs, mine = _both_sides(job, present, ranks)
     # Lines of two branches are alternatives, not places of one round. Of two functions steps tell, not the source.
     if _is_same_function(mine, theirs):
         are_apart = _follows(job, mine, theirs) or _follows(job, theirs, mine)
@@ -191,7 +191,7 @@ def _is_same_function(a: Operation, b: Operation) -> bool:
 
 def _apart_finding(job: JobState, key: GroupId, present: dict[int, Operation], culprits: tuple[int, ...]) -> Finding:
     group = job.group(key)
-    theirs, mine = _both_sides(present, culprits)
+    theirs, mine = _both_sides(job, present, culprits)
     tie = len(present) == 2
     words = "is" if len(culprits) == 1 else "are"
     finding = Finding(
@@ -507,7 +507,7 @@ def _finding(
     tie: bool,
 ) -> Finding:
     group = job.group(key)
-    theirs, mine = _both_sides(present, culprits)
+    theirs, mine = _both_sides(job, present, culprits)
     skipped = shift.by is not None and shift.by < 0
     what = (
         f"never made {theirs.op}{at_line(theirs.site)}{_step_words(theirs)}"
@@ -568,7 +568,7 @@ def _optimizer_finding(
 ) -> Finding:
     """Return the finding for ranks whose operations match but whose optimizer steps do not."""
     group = job.group(key)
-    theirs, mine = _both_sides(present, culprits)
+    theirs, mine = _both_sides(job, present, culprits)
     ahead = (mine.step or 0) - (theirs.step or 0)
     steps = "an optimizer step" if abs(ahead) == 1 else f"{abs(ahead)} optimizer steps"
     what = f"made {steps} more than the others" if ahead > 0 else f"skipped {steps}"
@@ -600,12 +600,12 @@ def _step_words(operation: Operation) -> str:
     return f" in step {operation.step}" if operation.step is not None else ""
 
 
-def _both_sides(present: dict[int, Operation], culprits: tuple[int, ...]) -> tuple[Operation, Operation]:
+def _both_sides(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> tuple[Operation, Operation]:
     """Return the calls of one of the others and of one of the culprits, at the lines that tell them apart."""
     theirs, mine = next(own for rank, own in present.items() if rank not in culprits), present[culprits[0]]
     if theirs.site is None or mine.site is None:
         return theirs, mine
-    places = part_sites(theirs.site, mine.site)
+    places = part_sites(job, theirs.site, mine.site)
     return replace(theirs, site=places[0]), replace(mine, site=places[1])
 
 

@@ -187,6 +187,7 @@ def rank_state(
         attempt=tables.attempt,
         pid=tables.pid,
         host=tables.host,
+        call_sites=tuple(tables.sites.values()),
         operations=operations,
         first_row=first,
         open_operations=tuple(operations[int(i)] for i in np.flatnonzero(_is_open(rows[first:]))),

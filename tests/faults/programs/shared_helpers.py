@@ -308,3 +308,39 @@ def evaluation_at_the_same_step(rank: int) -> None:
         if step % 3 == 2:
             for weight in model.parameters():
                 mean_of_all(weight * (1 + rank))
+
+
+@healthy(ranks=3)
+def main_rank_hands_over_a_writer(rank: int) -> None:
+    def train(*, lines: list[float] | None = None) -> None:
+        fitting = Fitting()
+        for step in range(8):
+            loss = mean_of_all(fitting.step())
+            if step % 4 == 3:
+                loss = mean_of_all(loss)
+            if lines is not None:
+                lines.append(float(loss))
+
+    if rank == 0:
+        train(lines=[])
+    else:
+        train()
+
+
+@faulty("step-mismatch", 2, ranks=3)
+def two_metrics_the_other_way_round_beside_a_writer(rank: int) -> None:
+    def average(values: dict[str, float]) -> None:
+        if "loss" in values:  # here
+            mean_of_all(torch.tensor(values["loss"]))  # here
+        if "recall" in values:
+            mean_of_all(torch.tensor(values["recall"]))  # here
+
+    def train(*, writes: bool = False) -> None:
+        for step in range(8):
+            for name in ("recall", "loss") if rank == 2 and step > 3 else ("loss", "recall"):
+                average({name: float(step + writes)})
+
+    if rank == 0:
+        train(writes=True)
+    else:
+        train()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.columns import distinct
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, ArgumentTable, Dump, UnfinishedOperation
@@ -22,6 +23,7 @@ from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import ChannelEnd, LazyOperations, Operation, RankCollectives
 from dtprof.records import codes
 from dtprof.records.schema import DTYPES
+from dtprof.records.sites import Site
 from dtprof.records.tables import Array, Group, Manifest, select
 
 STALE_NS = 3600 * 10**9
@@ -126,6 +128,7 @@ class _Reader:
             attempt=0,
             pid=0,
             host="",
+            call_sites=self._call_sites(dump),
             operations=LazyOperations(operation, first=0, end=len(dump.rows)),
             first_row=first_row,
             open_operations=tuple(operation(row) for row in sorted(pending)),
@@ -141,6 +144,11 @@ class _Reader:
                 operation=lambda row: operation(row - first_row),
             ),
         )
+
+    def _call_sites(self, dump: Dump) -> tuple[Site, ...]:
+        labels = distinct(np.asarray(dump.rows.labels)).tolist()
+        sites = (self.labels[label].site for label in labels if label != NO_LABEL)
+        return tuple(site for site in sites if site is not None)
 
     def _operation(
         self, rank: int, keys: list[GroupId], row: int, pending: UnfinishedOperation | None, nth: int
