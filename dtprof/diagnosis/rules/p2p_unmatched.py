@@ -254,10 +254,13 @@ def _with_way(
     job: JobState, found: Finding, made: tuple[RankState, Operation], by: RankState, *, after: Operation | None
 ) -> Finding:
     """Return a finding with the line that may have led its culprit past a message, where the source has one alone."""
-    ways = [site for site, _ in find_ways_past(job, made, by, after=after)]
+    known = find_ways_past(job, made, by, after=after)
+    # The end of its loop is one wherever a rank left that: a line before the message says more.
+    ways = [site for site, word in known if word != "loop"] or [site for site, _ in known]
     if len(ways) != 1:
         return found
-    words = f"rank {by.rank} may have gone past it{at_line(ways[0])}: no other line leads past the call"
+    other = "or its loop had fewer turns" if len(known) > 1 else "no other line leads past the call"
+    words = f"rank {by.rank} may have gone past it{at_line(ways[0])}: {other}"
     return replace(found, culprit_call_sites={by.rank: ways[0]}, evidence=(*found.evidence, words))
 
 

@@ -116,6 +116,32 @@ def test_a_receive_from_any_source_that_nobody_serves_names_who_sent_less_than_m
     assert [(finding.kind, finding.culprit_ranks) for finding in findings] == ([(kind, culprits)] if kind else [])
 
 
+@pytest.mark.parametrize(("ways", "line"), [(((3, "continue"),), 3), ((), 2)])
+def test_a_line_past_a_message_comes_before_the_end_of_the_loop_that_its_rank_has_left(
+    ways: tuple[tuple[int, str], ...], line: int
+) -> None:
+    # `work` of line 8 sends at line 4, in a loop of the lines 2 to 4; all meet at line 9. Rank 1 sends once less.
+    ranks = pair(4)
+    caller = Site(file="/home/me/train.py", line=8, function="main")
+    for rank in ranks:
+        for nth in range(3):
+            if rank.rank and (rank.rank, nth) != (1, 1):
+                message(rank, "send", 0, 10 * nth, 10 * nth + 5, line=4)
+                message(ranks[0], "recv", -1, 10 * nth, 10 * nth + 5, line=5)
+        rank.sites = {n: replace(s, function="work", callers=(caller,)) for n, s in rank.sites.items()}
+        if rank.rank:
+            rank.op("barrier", 100, site=rank.site("barrier", line=9))
+    message(ranks[0], "recv", -1, 90, line=5)
+    nothing = frozenset[tuple[str, int]]()
+    places = {
+        4: SourcePlace(in_loop=True, following=nothing, loops=((2, 4),), ways_past=ways),
+        **dict.fromkeys((8, 9), SourcePlace(in_loop=False, following=nothing)),
+    }
+    job = build_job(ranks, exit_status=None, find_place=lambda _, at: places.get(at))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.culprit_call_sites[1].line) == ("p2p-unmatched", (1,), line)
+
+
 def exchanging(*, omits: bool) -> JobState:
     """Return ranks that send each other a message in each of three rounds; in the third, rank 1 may leave out its own.
 
