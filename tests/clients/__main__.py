@@ -199,6 +199,10 @@ CLIENTS = {
     "torchft-local-sgd": Client(
         framework="torchft", program="torchft_local_sgd.py", starts_ranks=True, axes=frozenset({"dp_replicate"})
     ),
+    # Of two fragments of the model one is averaged every 2 steps, and stepped by an optimizer of its own.
+    "torchft-diloco": Client(
+        framework="torchft", program="torchft_diloco.py", starts_ranks=True, axes=frozenset({"dp_replicate"})
+    ),
     "litgpt-fabric": Client(
         framework="litgpt", program="litgpt_fabric.py", starts_ranks=True, tokens=256, samples=16
     ),
