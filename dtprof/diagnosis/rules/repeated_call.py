@@ -19,6 +19,7 @@ from dtprof.diagnosis.parting_calls import (
     find_ways_past,
     hangs_on_a_counter,
     is_ahead_by_a_counter,
+    part_sites,
     without_single_turns,
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -26,6 +27,7 @@ from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import Repetition, find_repetition, usual_operation
+from dtprof.records.sites import Site
 
 MAX_ASKED = 64
 """Ranks at other places than most whose own pattern is looked at."""
@@ -149,7 +151,8 @@ def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, O
         seq=first.seq,
         step=first.step,
         call_sites=call_sites(others),
-        culprit_call_sites=deviating_sites(job, {rank: one.first for rank, one in repeated.items()}, min(others)),
+        culprit_call_sites=deviating_sites(job, {rank: one.first for rank, one in repeated.items()}, min(others))
+        | _odd_callers(job, repeated, min(others)),
         evidence=(
             f"in each earlier round {list_ranks(culprits)} went on from there to {usual.op}{at_line(usual.site)}, "
             "as the others did now",
@@ -157,6 +160,23 @@ def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, O
         ),
         advice=("Look for a retry, an extra forward pass or a loop that takes one more turn on that rank.",),
     )
+
+
+def _odd_callers(job: JobState, repeated: dict[int, Repetition], reference: int) -> dict[int, Site]:
+    """Return the callers by which ranks came to calls before they made these again, where another rank had others.
+
+    Then those before are the calls too many, and those again the calls of all.
+    """
+    found = dict[int, Site]()
+    for rank, again in repeated.items():
+        own = job.ranks[rank].operations
+        at = next(i for i in range(len(own) - 1, -1, -1) if own[i] == again.first)
+        for call in own[max(0, at - again.count) : at]:
+            met = operation_at(job.ranks[reference], call.group, call.seq)
+            if call.site is not None and met is not None and met.site == call.site and rank not in found:
+                site, _ = part_sites(job, call.site, met.site)
+                found |= {rank: site} if site != call.site else {}
+    return found
 
 
 def _sure(*, is_read: bool, is_few: bool) -> float:

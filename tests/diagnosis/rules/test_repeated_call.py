@@ -88,6 +88,26 @@ def test_a_condition_past_one_turn_of_a_loop_is_no_way_past_all_that_come_in_its
     assert bool(found_by("repeated_call", job)) is is_named
 
 
+def test_of_calls_made_again_by_another_caller_those_that_others_did_not_make_so_are_named() -> None:
+    # `save` of line 20 is called from line 50, and in the last round by rank 1 from line 40 before.
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        average = rank.site("all_reduce", line=10, function="average", callers=(("main", 30),))
+        last, best = (
+            rank.site("barrier", line=20, function="save", callers=(("end", line), ("main", 31))) for line in (50, 40)
+        )
+        for step in range(4):
+            t, is_odd = step * STEP, rank.rank == 1 and step == 3
+            rank.op("all_reduce", t, t + 9, site=average, step=step, nbytes=64)
+            first = best if step == 0 or is_odd else last  # all find the best in the first step
+            rank.op("barrier", t + 20, t + 29, site=first, step=step + 1)
+        again = rank.rank == 1
+        rank.op("barrier" if again else "all_reduce", 4 * STEP, site=last if again else average, step=4)
+    finding = found_by("repeated_call", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("step-mismatch", (1,))
+    assert finding.culprit_call_sites[1].line == 40
+
+
 def counting(*, conditions: tuple[int, ...] = (20,), counted: tuple[int, ...] = (20,)) -> JobState:
     """Return three ranks that average at line 10 of a loop; rank 1 has come to the report of line 21, under line 20."""
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
