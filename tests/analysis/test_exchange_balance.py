@@ -103,3 +103,5 @@ def test_text_and_json_tell_of_it() -> None:
     ) in " ".join(summary_text(summary).split())
     assert summary_json(summary)["exchanges"][0]["imbalance"] == 1.5
     assert "exchanges" not in summary_text(replace(summary, exchanges=()))
+    even = replace(summary, exchanges=(replace(summary.exchanges[0], imbalance=1.04),))
+    assert "exchanges" not in summary_text(even)

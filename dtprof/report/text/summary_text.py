@@ -51,6 +51,7 @@ MAX_RANKS = 8
 NUM_ENDS = 3
 """Of more ranks, how many are shown of those that wait least, and of those that wait most."""
 MAX_COLLECTIVES = 5
+WORTH_IMBALANCE = 1.05
 LEAST_GROUP = 8
 """Columns that the name of a group keeps, though the table becomes too wide."""
 EXIT_WORDS = {"unknown": NO_EXIT_RECORD}
@@ -450,10 +451,10 @@ def _issued_at(line: CallLine | None) -> str:
 
 
 def _exchange_lines(summary: Summary) -> list[str]:
-    """Return the most uneven exchanges."""
-    if not summary.exchanges:
+    """Return the most uneven exchanges; nothing where they are as good as even."""
+    worst = summary.exchanges[0] if summary.exchanges else None
+    if worst is None or worst.imbalance < WORTH_IMBALANCE:
         return []
-    worst = summary.exchanges[0]
     text = (
         f"over {axis_words(worst.axis or worst.group)}, the busiest rank of an all_to_all has "
         f"{worst.imbalance:.2f}x the mean bytes; rank {worst.busiest_rank} has "
