@@ -20,7 +20,7 @@ from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.job.wait_graph import Wait, find_waits
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.oom_victims import OomVictim
-from dtprof.records.sites import Site
+from dtprof.records.sites import Site, site_of_stack
 from dtprof.records.tables import (
     UNKNOWN_NS,
     CrashStack,
@@ -258,13 +258,13 @@ class RankState(RankOperations):
     def place_held(self) -> Site | None:
         """Where the rank is or was at its end, as its open operation, its interruption or its stack shows."""
         if self.last_frames:
-            return self.last_frames[0]
+            return site_of_stack(self.last_frames)
         if self.first_blocking is not None and self.first_blocking.site is not None:
             return self.first_blocking.site
         if self.interruption is not None and self.interruption.frame is not None:
             return self.interruption.frame
         if self.stack is not None and self.stack.frames and self.ended_ns == UNKNOWN_NS and not self.has_left:
-            return self.stack.frames[0]
+            return site_of_stack(self.stack.frames)
         return None
 
     @property
@@ -287,6 +287,17 @@ class RankState(RankOperations):
             )
             for frames in raised
         )
+
+    @property
+    def raised_at(self) -> Site | None:
+        """The line at which its own exception was raised, with the callers that its traceback names."""
+        at = self.own_exception.frame if self.own_exception is not None else None
+        if at is None:
+            return None
+        same = (
+            frames for frames in self.raised_frames if frames and (frames[0].file, frames[0].line) == (at.file, at.line)
+        )
+        return site_of_stack((at, *next(same, ())[1:]))
 
     @property
     def has_left(self) -> bool:

@@ -10,7 +10,7 @@ from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
 from dtprof.lint.program_order import SourcePlace
-from dtprof.records.sites import Site
+from dtprof.records.sites import Site, site_of_stack
 
 ENDING = "raise"
 """The way past a call that ends the program, by `raise SystemExit`."""
@@ -38,11 +38,7 @@ def part_sites(job: JobState, a: Site, b: Site) -> tuple[Site, Site]:
     mine, theirs, common = _align(*([*reversed((way, *way.callers))] for way in ways))
     if common is None:
         return a, b
-    return _with_outer(mine, common), _with_outer(theirs, common)
-
-
-def _with_outer(frames: list[Site], at: int) -> Site:
-    return replace(frames[at], callers=tuple(reversed(frames[:at])))
+    return site_of_stack(mine[common::-1]), site_of_stack(theirs[common::-1])
 
 
 def _align(a: list[Site], b: list[Site]) -> tuple[list[Site], list[Site], int | None]:

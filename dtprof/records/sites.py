@@ -3,7 +3,10 @@
 Ranks write both, readers give both out. The standard library only: capture imports it in every rank.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from dtprof.records.schema import MOST_CALLERS
 
 MODULE = "<module>"
 """The function of a line outside of functions."""
@@ -37,3 +40,8 @@ class Site:
     def caller(self) -> "Site | None":
         """The line that called its function; None where it is not known, or that is a module, which nothing calls."""
         return next((caller for caller in self.callers[:1] if caller.function != MODULE), None)
+
+
+def site_of_stack(frames: Sequence[Site]) -> Site:
+    """Return the first of these frames, which come innermost first, with the next ones as its callers."""
+    return replace(frames[0], callers=tuple(frames[1 : 1 + MOST_CALLERS]))

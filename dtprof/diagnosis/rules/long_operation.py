@@ -8,7 +8,7 @@ from dtprof.diagnosis.job_state import JobState, LongPhase, RankState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.stalls import HANG_AFTER_S, SLOW_AFTER_NS, hang_after_of
 from dtprof.records import events
-from dtprof.records.sites import Site
+from dtprof.records.sites import Site, site_of_stack
 from dtprof.records.tables import UNKNOWN_NS
 
 MIN_WAITED = 0.8
@@ -64,7 +64,7 @@ def _find_sampled_line(rank: RankState, phase: LongPhase) -> Site | None:
     """Return where the rank was when its stack was taken, where that was during the work."""
     stack = rank.stack
     taken = stack is not None and stack.t_ns is not None and phase.begin_ns <= stack.t_ns <= phase.end_ns
-    return stack.frames[0] if stack is not None and taken and stack.frames else None
+    return site_of_stack(stack.frames) if stack is not None and taken and stack.frames else None
 
 
 def _waits_of_all(ranks: Iterable[RankState], phase: LongPhase) -> dict[int, int]:

@@ -52,7 +52,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
     ]
     named = [rank for rank in alike if rank.rank in job.ranks]
     culprits = tuple(sorted(rank.rank for rank in named))
-    sites = {r.rank: r.own_exception.frame for r in named if r.own_exception and r.own_exception.frame}
+    sites = {rank.rank: site for rank in named if (site := rank.raised_at) is not None}
     message = first_words(error.message)
     text = f"{error.type}: {message}" if message else error.type
     others = [r.rank for r in crashed if r not in alike and r.rank in job.ranks]

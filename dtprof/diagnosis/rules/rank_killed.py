@@ -19,7 +19,7 @@ from dtprof.diagnosis.rank_failures import (
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_bytes, format_fraction, list_ranks, plural
-from dtprof.records.sites import Site
+from dtprof.records.sites import Site, site_of_stack
 from dtprof.records.tables import UNKNOWN_NS
 
 LATE_THREAD = (
@@ -76,7 +76,7 @@ def _last_seen_words(rank: RankState) -> str:
 def _place(rank: RankState) -> Site | None:
     """Return the line at which it ended; None where nothing shows that: an older stack and the last record do not."""
     if rank.last_frames or rank.left_at is not None:
-        return rank.last_frames[0] if rank.last_frames else rank.left_at
+        return site_of_stack(rank.last_frames) if rank.last_frames else rank.left_at
     return rank.first_blocking.site if rank.first_blocking is not None else None
 
 

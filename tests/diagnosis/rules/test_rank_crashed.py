@@ -109,3 +109,15 @@ def test_a_rank_that_ends_with_a_status_and_no_exception_has_crashed() -> None:
     finding = found_by("rank_crashed", build_job(ranks, statuses={0: (-15, 4000), 1: (3, 2500)}))[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-crashed", (1,))
     assert "exit status 3" in finding.summary
+
+
+def test_the_line_that_raised_has_the_callers_of_its_traceback() -> None:
+    ranks = ranks_in_step(3, 2)
+    ranks[1].exception(2050, "ValueError", "bad sample 17", line=33)
+    (error,) = ranks[1].exceptions
+    assert error.frame is not None
+    lines = ((90, "<module>"), (60, "train"), (error.frame.line, error.frame.function))
+    text = "".join(f'  File "{error.frame.file}", line {line}, in {name}\n    x\n' for line, name in lines)
+    ranks[1].exceptions[0] = replace(error, traceback=f"Traceback (most recent call last):\n{text}ValueError")
+    (finding,) = judge(ranks, statuses=dict.fromkeys(range(3), (1, 3000))).findings
+    assert [caller.line for caller in finding.culprit_call_sites[1].callers] == [60, 90]

@@ -1,6 +1,6 @@
 """The entries of one Flight Recorder dump: call sites, progress of each group, unfinished operations."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from dtprof.diagnosis.sources.flight_recorder.dump_tables import (
     UnfinishedOperation,
 )
 from dtprof.records import schema
-from dtprof.records.sites import Site
+from dtprof.records.sites import Site, site_of_stack
 from dtprof.records.user_files import is_user_file
 
 MAX_NAMES = 10_000
@@ -280,7 +280,7 @@ class Entries:
             return None
         key = tuple(map(id, users))
         if key not in self._ways:
-            self._ways[key] = replace(users[0], callers=tuple(users[1:]))
+            self._ways[key] = site_of_stack(users)
         self.last_site = self._ways[key]
         return self.last_site
 
