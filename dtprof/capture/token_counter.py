@@ -196,7 +196,11 @@ class Consumption:
     def _count(
         self, arguments: tuple[Any, ...], options: Mapping[str, Any], *, sequence_first: bool
     ) -> tuple[int, int]:
-        first, given = None, self._listed_samples((*arguments, *options.values()))
+        values = (*arguments, *options.values())
+        if (packed := _packed_sequences(values)) is not None:
+            ids = next((tensor for tensor in self._tensors(arguments, options) if tensor.dtype in self._ids), None)
+            return int(ids.shape[0]) if ids is not None else 0, packed
+        first, given = None, self._listed_samples(values)
         batch = given
         for tensor in self._tensors(arguments, options):
             shape = tensor.shape
@@ -253,6 +257,14 @@ def flat_values(value: Any) -> Iterable[Any]:
     if (fields := getattr(type(value), "__dataclass_fields__", None)) is not None:  # a batch of torchrec
         return [getattr(value, name, None) for name in fields]
     return value.values() if isinstance(value, dict | UserDict) else (value,)
+
+
+def _packed_sequences(values: Iterable[Any]) -> int | None:
+    """Return how many sequences a layout of fairseq2 says are packed in one row; None without such a layout."""
+    for value in values:
+        if type(value).__name__ == "BatchLayout" and getattr(value, "packed", False):
+            return len(value.seq_lens)
+    return None
 
 
 def _sequences_in(options: Mapping[str, Any]) -> int:

@@ -46,6 +46,14 @@ class Batch:
     features: object = None
 
 
+class BatchLayout:
+    """As much of the layout of a batch of fairseq2 as is looked at."""
+
+    def __init__(self, *, packed: bool) -> None:
+        """Hold sequences in one row, or padded ones."""
+        self.packed, self.seq_lens = packed, [20, 30, 14]
+
+
 class Samples:
     """A recorder that keeps samples."""
 
@@ -97,6 +105,8 @@ IDS, FLOATS, LABELS = Tensor(4, 16), Tensor(4, 8, 8, dtype="float32"), Tensor(4)
         (([Tensor(3, 480, 640), Tensor(3, 333, 500)], [{"boxes": FLOATS}, {"boxes": FLOATS}]), {}, [("samples", 2)]),
         (([IDS, IDS], [{"ids": IDS}]), {}, [("tokens", 64), ("samples", 4)]),  # lists of different lengths
         (({"input_ids": IDS},), {}, [("tokens", 64), ("samples", 4)]),
+        ((Tensor(64), BatchLayout(packed=True)), {}, [("tokens", 64), ("samples", 3)]),
+        ((IDS, BatchLayout(packed=False)), {}, [("tokens", 64), ("samples", 4)]),
         ((Batch(FLOATS, LABELS),), {}, [("samples", 4)]),
         ((UserDict(input_ids=IDS),), {}, [("tokens", 64), ("samples", 4)]),
         ((Tensor(), None, IDS), {}, [("tokens", 64), ("samples", 4)]),

@@ -44,9 +44,10 @@ PACKAGES = {
     "torchrec": "--no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 tensordict torchmetrics==1.0.3 lightning-utilities "
     "iopath portalocker pyre-extensions typing-inspect pyvers",
     "torchtitan": "torch==2.14.1 torchtitan==0.3.0",
+    "fairseq2": "torch==2.9.1 fairseq2==0.8.1",
 }
-LARGE = ("torchtitan",)
-"""Run by name alone: it asks for a torch of its own, whose wheels for CUDA take 5.6 GB."""
+LARGE = ("torchtitan", "fairseq2")
+"""Run by name alone: they ask for a torch of their own, whose wheels for CUDA take 5.6 GB and more."""
 TIMEOUT_S = 600
 
 
@@ -249,6 +250,15 @@ CLIENTS = {
     "torchtitan-tensor": Client(
         framework="torchtitan", program="torchtitan_trainer.py",
         arguments=("torchtitan-data", "tensor_parallel_degree=2"), samples=4, shards=1, axes=frozenset({"tp"}),
+    ),
+    "fairseq2-ddp": Client(framework="fairseq2", program="fairseq2_llama.py", arguments=("ddp",)),
+    # Of 68 tokens in one row the last has no successor.
+    "fairseq2-packed": Client(
+        framework="fairseq2", program="fairseq2_llama.py", arguments=("packed",), tokens=134, samples=6
+    ),
+    "fairseq2-fsdp": Client(
+        framework="fairseq2", program="fairseq2_llama.py", arguments=("fsdp2",), ranks=4, tokens=256, samples=16,
+        scheme="zero3", axes=frozenset({"dp_shard", "dp_replicate"}),
     ),
     # 6 steps and the one that is over when the profile begins; XLA says of no group what it is for.
     "jax-spmd": Client(
