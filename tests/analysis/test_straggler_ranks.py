@@ -40,6 +40,24 @@ def test_last_rank_to_arrive_is_blamed_not_the_waiters() -> None:
     assert straggler.slowdown == pytest.approx(1.25)
 
 
+def test_a_lag_of_more_than_the_median_step_is_compared_with_the_mean_step() -> None:
+    # Steps of 20 ms and what rank 1 is late: 10 ms in two of three, 400 ms in the third. Mean: 140 of 160 ms.
+    ranks = [RankBuilder(rank, world_size=2) for rank in range(2)]
+    begin = 0
+    for step in range(24):
+        late = (400 if step % 3 == 2 else 10) * MS
+        for rank in ranks:
+            own = late * rank.rank
+            rank.span("backward", begin, begin + 11 * MS + late)
+            rank.op("all_reduce", begin + 10 * MS + own, begin + 11 * MS + late, is_async=True)
+            rank.span("optimizer", begin + 11 * MS + late, begin + 20 * MS + late)
+        begin += 20 * MS + late
+    (straggler,) = summarise(MemoryRun(ranks)).stragglers
+    assert straggler.rank == 1
+    assert straggler.lag_ns_per_step == pytest.approx(140 * MS, rel=0.2)
+    assert straggler.slowdown == pytest.approx(160 / 20, rel=0.2)
+
+
 def test_a_delay_counts_once_however_many_operations_are_in_flight() -> None:
     # Five buckets 0.1 ms apart, each met by everybody else 20 ms early: the threads stand still from 50.4 to 70 ms,
     # and then 0.1 ms for each further bucket: 20 ms in all.

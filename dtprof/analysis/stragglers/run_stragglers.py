@@ -103,6 +103,7 @@ def name_stragglers(
         used=(used.first, used.last),
         width=bin_width(used.last - used.first + 1, len(surveys.facts)),
         step_ns=max(1, round(median(durations))),
+        mean_step_ns=float(np.mean(durations)),
         stages={rank: own.pipeline.stages for rank, own in surveys.pipelines.items()},
         hosts={fact.rank: fact.host for fact in surveys.facts},
         clocks=measure_clocks(_list_devices(surveys, steps, used), nodes, surveys.clocks),

@@ -109,6 +109,7 @@ def find_stragglers(
     used: tuple[int, int],
     width: int,
     step_ns: int,
+    mean_step_ns: float,
     stages: Mapping[int, tuple[int, ...]] | None = None,
     hosts: Mapping[int, str] | None = None,
     clocks: Mapping[int, DeviceClock | str] | None = None,
@@ -118,6 +119,7 @@ def find_stragglers(
 
     Parameters:
         used: the first and the last used step.
+        step_ns, mean_step_ns: median and mean of the steps.
         stages: pipeline stages by rank. hosts: host by rank. clocks: of the devices by rank, or why they are not known.
         slack_of: what of the excess of a rank costs nobody anything.
     """
@@ -173,11 +175,11 @@ def find_stragglers(
             StragglerResult(
                 rank=rank,
                 last_share=float(share[at]),
-                slowdown=_speed_up(step_ns, gain),
+                slowdown=_speed_up(step_ns, mean_step_ns, gain),
                 blame_ns_per_step=int(blame[at]),
                 lag_ns_per_step=None if gain is None else int(gain),
                 together_ns_per_step=None if together is None else int(together),
-                slowdown_together=_speed_up(step_ns, together),
+                slowdown_together=_speed_up(step_ns, mean_step_ns, together),
                 since_step=used[0] + find_onset(balance.excess[:, at]) * width,
                 phase=phase,
                 phases_ns=phases_ns,
@@ -215,8 +217,10 @@ def _tell_turns(mending: Mending, listed: Sequence[int], ranks: Column, step_ns:
     )
 
 
-def _speed_up(step_ns: int, gain: float | None) -> float | None:
-    return step_ns / (step_ns - gain) if gain is not None and gain < step_ns else None
+def _speed_up(step_ns: int, mean_step_ns: float, gain: float | None) -> float | None:
+    """Return the median step over what is left of it; the mean step where some are long, and the gain is more."""
+    whole = step_ns if gain is not None and gain < step_ns else mean_step_ns
+    return whole / (whole - gain) if gain is not None and gain < whole else None
 
 
 def _lag_of(mean_lag: Cells, at: int, stage: Sequence[int] | None, balance: _Balance) -> float:
