@@ -255,10 +255,14 @@ class CallLine:
     caller: "CallLine | None" = None  # that called the function; None: not known, or a module
 
     @property
+    def place(self) -> str:
+        """Return it as tables have it: the name of the file, the line, the function."""
+        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+
+    @property
     def words(self) -> str:
-        """Return it as text and tables have it: the name of the file, the line, the function, and its caller."""
-        place = f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
-        return f"{place}, called at {self.caller.words}" if self.caller is not None else place
+        """Return it as text has it, with its caller."""
+        return f"{self.place}, called at {self.caller.place}" if self.caller is not None else self.place
 
     @classmethod
     def of(cls, site: Site | None) -> "CallLine | None":

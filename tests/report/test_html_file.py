@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.results import GroupResult, Summary
+from dtprof.analysis.results import CallLine, GroupResult, Summary
 from dtprof.errors import OutputError
 from dtprof.report.figures.drawing import Drawing
 from dtprof.report.figures.figure_registry import FIGURES
@@ -215,3 +215,13 @@ def test_what_is_drawn_and_what_is_served_are_the_same_documents() -> None:
     drawings = json.loads(unpack(render_all(source), "figures"))
     assert {anchor: document.drawing for anchor, document in documents.items() if document.drawing} == drawings
     assert json.loads(json.dumps(drawings)) == drawings
+
+
+def test_call_sites_of_one_line_are_told_apart_by_their_callers() -> None:
+    summary = summary_of(num_ranks=4)
+    at = CallLine(file="/home/me/tools.py", line=7, function="average")
+    callers = [CallLine(file="/home/me/train.py", line=line, function="train") for line in (20, 30)]
+    sites = tuple(replace(summary.call_sites[0], line=replace(at, caller=caller)) for caller in callers)
+    page = render(replace(summary, call_sites=sites))
+    cells = re.findall(r"<td><bdi>tools.py:7 in average</bdi></td><td><bdi>([^<]*)</bdi>", page)
+    assert cells == ["train.py:20", "train.py:30"]

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 
 from dtprof.analysis.communication.axis_collectives import name_rows
 from dtprof.analysis.results import (
@@ -113,8 +114,11 @@ def render_call_sites(panel: Panel, source: Source, _: Pages) -> Markup:
     rows = source.summary.call_sites
     if not rows:
         return render_nothing(NO_STEP_SUMS)
+    callers = [row.line.caller if row.line else None for row in rows]
+    called_at = [f"{PurePath(caller.file).name}:{caller.line}" if caller else "" for caller in callers]
     columns = [
-        text_column("line", "line", [row.line.words if row.line else "\u2013" for row in rows]),
+        text_column("line", "line", [row.line.place if row.line else "\u2013" for row in rows]),
+        *([text_column("caller", "called at", called_at)] if any(called_at) else ()),
         text_column("phase", "phase", [row.phase.replace("_", " ") for row in rows]),
         text_column("op", "operation", [row.operation for row in rows]),
         text_column("axis", "axis", [axis_words(row.axis) for row in rows]),
