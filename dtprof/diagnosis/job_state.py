@@ -294,10 +294,9 @@ class RankState(RankOperations):
         at = self.own_exception.frame if self.own_exception is not None else None
         if at is None:
             return None
-        same = (
-            frames for frames in self.raised_frames if frames and (frames[0].file, frames[0].line) == (at.file, at.line)
-        )
-        return site_of_stack((at, *next(same, ())[1:]))
+        place = at.file, at.line
+        frames = next((own for own in self.raised_frames if own and (own[0].file, own[0].line) == place), ())
+        return site_of_stack((at, *frames[1:])) if frames else at
 
     @property
     def has_left(self) -> bool:

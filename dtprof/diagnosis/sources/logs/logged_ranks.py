@@ -74,6 +74,7 @@ def _rank_state(rank: int, job: LoggedJob) -> RankState:
         attempt=0,
         pid=0,
         host=job.exits[rank].host if rank in job.exits else "",
+        call_sites=tuple(error.frame for error in errors if error.frame is not None),
         exceptions=tuple(errors),
         lost_peer=own is None if errors else None,
         exit=_exit_of(rank, job, errors),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dtprof.diagnosis.log_facts import BACKWARD, Exit, Facts, Order, Trace
 from dtprof.diagnosis.sources.logs import traceback_boxes
 from dtprof.diagnosis.sources.logs.line_prefixes import LogLine
-from dtprof.records.sites import Site
+from dtprof.records.sites import Site, site_of_stack
 from dtprof.records.user_files import is_user_file
 
 FRAME = re.compile(r'\s*File "([^"]{1,1000})", line (\d{1,9})(?:, in (.{1,200}))?\s*$')
@@ -265,5 +265,6 @@ def place_of(frames: list[tuple[str, int, str]], sources: dict[int, str]) -> tup
     source = sources.get(last, "")
     if not call and source and (not below or all(name == "wait" for _, _, name in below)):
         call = next((name for name in CALLED.findall(source) if API.match(name)), "")
-    site = Site(file=frames[last][0], line=frames[last][1], function=frames[last][2]) if outside else None
+    lines = [Site(file=file, line=line, function=name) for file, line, name in (frames[i] for i in reversed(outside))]
+    site = site_of_stack(lines) if lines else None
     return site, source, call, bool(below) and all(is_torch(file) for file, _, _ in below)
