@@ -30,7 +30,7 @@ COMPARED = np.dtype(
         ("numel", "i8"),  # -1: not known
         ("sized", "?"),  # every member must bring as many elements
         ("balance", "u8"),  # of an exchange: what is sent less what is expected, which is 0 over all members
-        ("line", "u4"),  # checksum of file and line; 0: not known
+        ("line", "u4"),  # checksum of its file and line, and those of its callers; 0: not known
         ("step", "i8"),
         ("in_step", "?"),  # issued by a thread that makes steps, or on its behalf
     ]
@@ -69,10 +69,9 @@ def checksum(text: str) -> int:
 
 
 def line_of(site: Site | None) -> int:
-    """Return the number of an interned line of the program; 0 where it is not known."""
-    return (
-        checksum(" ".join(f"{place.file}:{place.line}" for place in (site, *site.callers))) if site is not None else 0
-    )
+    """Return a number for a line of the program and the callers that led there; 0 where it is not known."""
+    places = (site, *site.callers) if site is not None else ()
+    return checksum(" ".join(f"{place.file}:{place.line}" for place in places)) if places else 0
 
 
 def compare_columns(

@@ -127,12 +127,8 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         differs = f"At #{seq} of {group_words(group)}, {who} {'calls' if is_one else 'call'} {shown[culprits[0]]}"
         summary = f"{differs}, the others {shown[usual]}."
     elif is_other_call:
-        plural_s = "s" if is_one else ""
-        does = (
-            f"make{plural_s} the call before again"
-            if again
-            else f"make{plural_s} a call of {'its' if is_one else 'their'} own"
-        )
+        verb, whose = ("makes", "its") if is_one else ("make", "their")
+        does = f"{verb} the call before again" if again else f"{verb} a call of {whose} own"
         summary = (
             f"At #{seq} of {group_words(group)}, {who} {does}, {present[culprits[0]].op}{at_line(sites[culprits[0]])}; "
             f"the others {'go on to' if again else 'make their usual'} {op}{at_line(sites[usual])}, with other "
@@ -199,8 +195,8 @@ def _is_made_again(job: JobState, group: GroupId, found: Disagreement) -> bool:
     tables = group_tables(job.ranks)[group]
     before = {operation.site for operation in at_position(job.ranks, tables, found.seq - 1).values()}
     theirs = {line_of(o.site) for rank, o in found.operations.items() if rank not in found.minority}
-    new = not any({*map(int, distinct(tables[rank]["line"]))} & theirs for rank in found.minority)
-    return new and before == {found.operations[rank].site for rank in found.minority}
+    is_new = not any({*map(int, distinct(tables[rank]["line"]))} & theirs for rank in found.minority)
+    return is_new and before == {found.operations[rank].site for rank in found.minority}
 
 
 def _is_under_own_condition(job: JobState, mine: Site, theirs: Site) -> bool:

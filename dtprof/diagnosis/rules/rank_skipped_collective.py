@@ -547,7 +547,7 @@ def _has_passed(job: JobState, before: tuple[RankState, Operation], past: tuple[
 
 def _is_made_in_round(rank: RankState, mark: Operation, wanted: Operation) -> bool:
     """Say whether a rank made a call since it made another one, before it came to that again."""
-    for operation in reversed([*takewhile(lambda one: one != mark, rank.operations)]):
+    for operation in reversed([*takewhile(lambda operation: operation != mark, rank.operations)]):
         if _alike(operation, wanted):
             return True
         if _alike(operation, mark):
