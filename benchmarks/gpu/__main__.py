@@ -115,7 +115,13 @@ def run_measurement(measurement: Measurement, file: FigureFile, log: TextIO, *, 
         text=True,
         errors="replace",
     )
-    timer = threading.Timer(limit_s, end_tree, [process])
+    timed_out = threading.Event()
+
+    def end() -> None:
+        timed_out.set()
+        end_tree(process)
+
+    timer = threading.Timer(limit_s, end)
     timer.start()
     newest: list[str] = []
     assert process.stdout is not None
@@ -130,10 +136,9 @@ def run_measurement(measurement: Measurement, file: FigureFile, log: TextIO, *, 
                 log.flush()
                 newest = [*newest[1 - LAST_LINES :], line]
     status = process.wait()
-    timed_out = not timer.is_alive()
     timer.cancel()
     took_s = time.monotonic() - began_s
-    if timed_out:
+    if timed_out.is_set():
         file.fail(name, f"no end within {limit_s:.0f} s; its last lines: {' '.join(newest)[-1500:]}")
     elif status:
         file.fail(name, f"exit status {status} after {took_s:.0f} s; its last lines: {' '.join(newest)[-1500:]}")
