@@ -114,8 +114,8 @@ def test_what_is_not_known_fails_unless_it_is_allowed_to(runs: Path, capsys: pyt
     assert capsys.readouterr().out.endswith("run: 1 unknown (allowed)\n")
     assert main(["check", str(runs / "alike"), "--min-tokens-per-s", "9"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "--min-tokens-per-s 9: no training forward pass" in said
-    assert "dtprof.step(tokens=N) says what is consumed" in said
+    assert "--min-tokens-per-s 9: no model was given token ids" in said
+    assert "dtprof.step(tokens=N) says how many" in said
     shares = [item for name in ("exposed", "wait", "bubble") for item in (f"--max-{name}", "9%")]
     options = ("--max-step-ms", "9", "--min-tokens-per-s", "9", *shares)
     status, document = check(runs, "stepless", *options, "--max-peak-memory", "1GiB", capsys=capsys)
