@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dtprof.diagnosis.case import Case
@@ -43,7 +43,7 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
         lag = straggler.lag_ns_per_step if alone else slow[-1].together_ns_per_step
         if slowdown is None or slowdown < MIN_SLOWDOWN:
             continue
-        if not _is_sure(job, straggler.last_share, lag, stragglers.steps):
+        if not _is_sure(job, slow, lag, stragglers.steps):
             continue
         rank = job.ranks.get(straggler.rank)
         culprits = tuple(sorted(straggler.rank for straggler in slow))
@@ -112,13 +112,19 @@ def _list_span(stragglers: Stragglers) -> list[str]:
     ]
 
 
-def _is_sure(job: JobState, last_share: float, lag_ns: int | None, steps: int) -> bool:
-    """Say whether a rank was to blame too often, and for too much, to be so by chance."""
+def _is_sure(job: JobState, slow: "Sequence[StragglerResult]", lag_ns: int | None, steps: int) -> bool:
+    """Say whether one of these ranks was to blame too often, and for too much, to be so by chance.
+
+    Where several take turns, none is to blame in most steps. More than half of the ranks are no stragglers.
+    """
+    last_share = min(1.0, math.fsum(straggler.last_share for straggler in slow))
     if steps < MIN_STEPS or last_share < MIN_LAST_SHARE or (lag_ns is not None and lag_ns < MIN_LAG_NS):
         return False
-    share, times = 1 / job.world_size, math.ceil(last_share * steps)
+    if len(slow) > 1 and 2 * len(slow) > job.world_size:
+        return False
+    share, times = len(slow) / job.world_size, math.ceil(last_share * steps)
     tail = (math.comb(steps, k) * share**k * (1 - share) ** (steps - k) for k in range(times, steps + 1))
-    return steps > MANY_STEPS or job.world_size * math.fsum(tail) <= MAX_CHANCE
+    return steps > MANY_STEPS or math.comb(job.world_size, len(slow)) * math.fsum(tail) <= MAX_CHANCE
 
 
 RULES: Declared = (Rule(kinds=("slow-rank",), stages=(Stage.RISK,), find=find_slow_ranks),)

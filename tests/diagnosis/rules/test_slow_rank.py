@@ -22,8 +22,11 @@ def lagging(
         lag_ns_per_step=lag_ms * 1_000_000,
         phase=events.DATA,
     )
-    stragglers = Stragglers(steps=steps, found=(straggler,))
-    job = build_job(ranks_in_step(3, 4), exit_status=0, stalled=False, find_stragglers=lambda: stragglers)
+    return job_of(3, Stragglers(steps=steps, found=(straggler,)), blocked=blocked)
+
+
+def job_of(world_size: int, stragglers: Stragglers, *, blocked: float | None = 0.5) -> JobState:
+    job = build_job(ranks_in_step(world_size, 4), exit_status=0, stalled=False, find_stragglers=lambda: stragglers)
     return replace(job, ranks={rank: replace(own, blocked_share=blocked) for rank, own in job.ranks.items()})
 
 
@@ -56,6 +59,33 @@ def test_a_rank_late_again_and_again_is_slow_and_one_that_may_be_so_by_chance_is
     verdict = decide(lagging(slowdown, share=share, steps=steps, lag_ms=lag_ms))
     assert [finding.kind for finding in verdict.findings] == found
     assert verdict.outcome == ("slow" if found else "healthy")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "steps", "culprits"),
+    [
+        (4, 40, (0, 2)),
+        (4, 6, ()),  # two of four are to blame in all of six steps by chance
+        (3, 40, ()),  # two of three are no stragglers
+    ],
+)
+def test_ranks_that_take_turns_in_holding_up_the_others_are_slow_together(
+    world_size: int, steps: int, culprits: tuple[int, ...]
+) -> None:
+    first = StragglerResult(
+        rank=0,
+        last_share=0.55,
+        slowdown=1.05,
+        blame_ns_per_step=5_000_000,
+        lag_ns_per_step=2_500_000,
+        together_ns_per_step=2_500_000,
+        slowdown_together=1.05,
+        phase=None,
+    )
+    second = replace(first, rank=2, last_share=0.45, together_ns_per_step=30_000_000, slowdown_together=2.4)
+    stragglers = Stragglers(steps=steps, found=(first, second))
+    named = [finding.culprit_ranks for finding in decide(job_of(world_size, stragglers)).findings]
+    assert {*named} == ({culprits} if culprits else set())
 
 
 @pytest.mark.parametrize(("blocked", "found"), [(0.1, []), (0.2, ["slow-rank"]), (None, ["slow-rank"])])
