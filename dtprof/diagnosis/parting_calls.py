@@ -268,7 +268,7 @@ def find_loop_left(
     frames, others, common = align_frames(inside, past)
     for at, frame in enumerate(frames[common:] if common is not None else ()):
         place = job.place_in_source(frame)
-        left = _left_loops(place, others[common or 0].line if at == 0 else 0) if place is not None else []
+        left = left_loops(place, others[common or 0].line if at == 0 else 0) if place is not None else []
         taking = [first for first, _ in left if place is not None and first not in place.fixed_loops]
         if taking:
             return Site(file=frame.file, line=taking[-1], function=frame.function)
@@ -425,7 +425,7 @@ def _ways_from(
         is_parting = at == first and now is not None
         own = _ways(place, frame, met if at == first else set(), after, begins_step=begins_step)
         # What the function calls, in which the ranks part, one of them has left altogether.
-        left = _left_loops(place, now.line if is_parting and now is not None else 0)
+        left = left_loops(place, now.line if is_parting and now is not None else 0)
         if begins_step:  # no loop of a step had begun, as one over the parameters of a model
             left = [loop for loop in left if loop == place.loops[-1]]
         begun = {loop: _has_begun(loop, frames, at, after) for loop in left}
@@ -460,7 +460,8 @@ def _has_begun(loop: tuple[int, int], frames: list[Site], at: int, after: Operat
     return True if depth > at or site.line == frames[at].line or site.line >= loop[0] else None
 
 
-def _left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
+def left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
+    """Return the loops around a place that a line of its function is not in, the innermost first."""
     return [(first, last) for first, last in place.loops if not first <= line <= last]
 
 

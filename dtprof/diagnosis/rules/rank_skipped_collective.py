@@ -21,6 +21,7 @@ from dtprof.diagnosis.parting_calls import (
     find_ways_past,
     frames_of,
     hangs_on_a_counter,
+    left_loops,
     operation_before,
 )
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
@@ -458,10 +459,11 @@ def _is_called_later(job: JobState, rank: RankState, reference: RankState, wante
 
 
 def _is_called_early(job: JobState, rank: RankState, reference: RankState) -> bool:
-    """Say whether a rank is in a function before the one of the reference, after which the source calls it.
+    """Say whether a rank is in a function before the line of the reference, after which the source calls it.
 
-    As in `if full: b()`, then `a()`, then `if not full: b()`. The rank is in it for the first time in a step in which
-    the reference has not been yet: else it may have come round the loop. Only steps that were made tell.
+    As in `if full: b()`, then `a()`, or a loop of collectives, then `if not full: b()`. The rank is in it for the first
+    time in a step in which the reference has not been yet: else it may have come round the loop. Only steps that were
+    made tell.
     """
     now, theirs = rank.first_blocking, reference.first_blocking
     if now is None or theirs is None or not now.step or now.step != theirs.step:
@@ -469,14 +471,16 @@ def _is_called_early(job: JobState, rank: RankState, reference: RankState) -> bo
     if sum(o.step == now.step and o.label == now.label for r in (rank, reference) for o in r.operations) != 1:
         return False
     a, b, common = align_frames((reference, theirs), (rank, now))
-    if common is None or common + 1 >= min(len(a), len(b)) or b[common].line >= a[common].line:
+    if common is None or common + 1 >= len(b) or b[common].line >= a[common].line:
         return False
     here, there = job.place_in_source(b[common]), job.place_in_source(a[common])
-    mine, awaited = (frames[common + 1].function.rpartition(".")[2] for frames in (b, a))
+    if there is not None and (left := left_loops(there, b[common].line)):
+        there = job.place_in_source(replace(a[common], line=left[-1][0]))  # what follows the loop it is in
+    mine = b[common + 1].function.rpartition(".")[2]
     return (
         here is not None
         and there is not None
-        and (awaited, a[common].line) in here.following
+        and any(line == a[common].line for _, line in here.following)
         and any(called == mine and line > a[common].line for called, line in there.following)
     )
 

@@ -2,8 +2,10 @@
 
 import pytest
 
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.verdict import decide
+from dtprof.lint.program_order import SourcePlace
+from dtprof.records.sites import Site
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, in_two_groups
 
@@ -108,3 +110,44 @@ def test_a_loop_over_groups_that_goes_on_after_a_call_on_another_group_used_the_
             rank.op("all_reduce", 310, None, returned=311, group=groups["b"], site=site, nbytes=8)
     finding = found_by("group_order_inversion", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(
+    ("follows_the_loop", "kind"),
+    [(frozenset({("tell", 32)}), "group-order-inversion"), (frozenset[tuple[str, int]](), "rank-skipped-collective")],
+)
+def test_a_function_that_is_called_after_a_loop_of_collectives_is_in_another_order_before_it(
+    follows_the_loop: frozenset[tuple[str, int]], kind: str
+) -> None:
+    """`if jumps: tell()`, the gradients of the node, `if not jumps: tell()`: rank 2 tells first in step 4."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        node = rank.group("1", range(3), "node")
+        average, tell = rank.site("all_reduce", line=30), rank.site("all_reduce", line=7, function="tell")
+        for step in range(1, 4):
+            for nth in range(2):
+                rank.op("all_reduce", step * 100 + nth, step * 100 + nth + 1, group=node, site=average, step=step)
+            rank.op("all_reduce", step * 100 + 20, step * 100 + 29, site=tell, step=step)
+        if rank.rank == 2:
+            rank.op("all_reduce", 400, site=tell, step=4)
+        else:
+            rank.op("all_reduce", 400, group=node, site=average, step=4)
+    file, around = "/home/me/train.py", ((25, 35),)
+    lines = [(("main", 30), ("top", 90))] * 2 + [(("tell", 7), ("main", 28), ("top", 90))]
+    stacks = {
+        rank: Stack(state="sleeping", cpu_share=0.0, frames=tuple(Site(file=file, line=n, function=f) for f, n in own))
+        for rank, own in enumerate(lines)
+    }
+    nothing = frozenset[tuple[str, int]]()
+    places = {
+        7: SourcePlace(in_loop=False, following=nothing),
+        28: SourcePlace(
+            in_loop=True, following=follows_the_loop | {("all_reduce", 30)}, loops=around, branches=((28, 28),)
+        ),
+        29: SourcePlace(in_loop=True, following=follows_the_loop, loops=around),
+        30: SourcePlace(in_loop=True, following=nothing, loops=((29, 30), *around)),
+        90: SourcePlace(in_loop=False, following=nothing),
+    }
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
