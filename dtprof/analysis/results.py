@@ -255,9 +255,14 @@ class CallLine:
     caller: "CallLine | None" = None  # that called the function; None: not known, or a module
 
     @property
+    def short(self) -> str:
+        """Return the name of the file and the line."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+    @property
     def place(self) -> str:
         """Return it as tables have it: the name of the file, the line, the function."""
-        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+        return f"{self.short} in {self.function}"
 
     @property
     def words(self) -> str:

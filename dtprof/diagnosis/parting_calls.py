@@ -12,9 +12,9 @@ from dtprof.job.issued_operations import Operation
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.sites import Site, site_of_stack
 
-ENDING = "raise"
+PROGRAM_EXIT = "raise"
 """The way past a call that ends the program, by `raise SystemExit`."""
-_LOOP_EXITS = (ENDING, "break", "return")
+_LOOP_EXITS = (PROGRAM_EXIT, "break", "return")
 AGAIN = "except that leads to another attempt"
 """The way to the same call again: a handler in a loop that success leaves."""
 _ON_A_COUNTER = " on a counter"
@@ -207,8 +207,8 @@ def find_ways_past(
     ways = _without_usual(job, made, by, _find_all_ways(job, made, by, after, has_left=has_left))
     ways = without_single_turns(job, made, by, ways) or ways
     if not by.finished and by.exit is None:
-        ways = [way for way in ways if way[1] != ENDING]
-    return [way for way in ways if _names_rank(job, way[0], made)] or ways
+        ways = [(site, word) for site, word in ways if word != PROGRAM_EXIT]  # the process is still running
+    return [(site, word) for site, word in ways if _names_rank(job, site, made)] or ways
 
 
 def _names_rank(job: JobState, way: Site, made: tuple[RankState, Operation]) -> bool:
@@ -287,7 +287,7 @@ def find_way_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation
     made = job.ranks[max(known, key=lambda rank: len(known[rank]))]
     after = operation_before(made, waiting[made.rank])
     ways = find_ways_past(job, (made, waiting[made.rank]), gone, after=after, has_left=True)
-    exits = [site for site, word in ways if word == ENDING]
+    exits = [site for site, word in ways if word == PROGRAM_EXIT]
     if not exits:
         begins_step = _begins_step(made, after)
         exits = [
@@ -336,7 +336,7 @@ def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Op
             break
         steady = (*place.counted, *place.by_rank)
         exits = [(line, word) for line, word in place.ways_past if word in _LOOP_EXITS and line not in steady]
-        if any(word == ENDING or _loops_of(place, line) for line, word in exits):
+        if any(word == PROGRAM_EXIT or _loops_of(place, line) for line, word in exits):
             return []
         ways = [
             line

@@ -130,12 +130,11 @@ def newest_departure(operations: Sequence[Operation], expected: Hashable) -> int
     for at in range(len(operations) - 1, first, -1):
         begin = max(0, at + 1 - NEWEST)
         usual = _usual_at(operations[begin : at + 1], at - begin)
-        if (
-            usual is not None
-            and usual.label == expected
-            and operations[at].label != expected
-            and not _goes_on_so(operations[begin:], usual, at - begin)
-        ):
+        if usual is None or usual.label != expected or operations[at].label == expected:
+            continue
+        newest = operations[begin:]
+        place = next(i for i in range(at - begin) if newest[i] is usual)
+        if not _goes_on_so([_label(operation) for operation in newest], place, at - begin):
             return at
     return None
 
@@ -151,15 +150,18 @@ def find_departures(operations: Sequence[Operation]) -> Iterator[tuple[int, Oper
             continue
         place = next(i for i in range(at) if newest[i] is usual)
         # A rank that is back in its pattern does not depart from the one round in which it had left it.
-        if place not in found and not _goes_on_so(newest, usual, at):
+        if place not in found and not _goes_on_so(labels, place, at):
             found.add(at)
             yield len(operations) - len(newest) + at, usual
 
 
-def _goes_on_so(operations: Sequence[Operation], usual: Operation, at: int) -> bool:
-    """Say whether a rank went on as at a place after the same operations once more: so its rounds go."""
-    labels = [_label(operation) for operation in operations]
-    alike = _count_alike(labels, next(i for i in range(at) if operations[i] is usual), at)
+def _goes_on_so(labels: Sequence[Hashable], place: int, at: int) -> bool:
+    """Say whether a rank went on as at a place after the same operations once more: so its rounds go.
+
+    Parameters:
+        place: where it went on as usual, in the round before.
+    """
+    alike = _count_alike(labels, place, at)
     again = (i for i in range(len(labels)) if i != at and labels[i] == labels[at])
     return any(_count_alike(labels, i, at) >= alike for i in again)
 

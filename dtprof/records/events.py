@@ -98,8 +98,9 @@ TOKENS = "step_tokens"  # that this rank consumes a step, from the step on in wh
 SAMPLES = "step_samples"
 CONSUMED = (TOKENS, SAMPLES)
 SEQUENCE_FIRST = "layers:sequence_first"
-PACKED = "inputs:packed"
 """Feature of a job whose models have layers of torch.nn that may take the sequence before the batch."""
+PACKED = "inputs:packed"
+"""Feature of a job whose models take several sequences in one row of token ids."""
 RSS_BYTES = "rss_bytes"
 PEAK_RSS_BYTES = "peak_rss_bytes"
 CUDA_ALLOCATED_BYTES = "cuda_allocated_bytes"

@@ -1,9 +1,9 @@
 """Findings of `dtprof diagnose`, the critical path, and the clocks of the hosts."""
 
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from dtprof.analysis.communication.axis_collectives import name_operations
+from dtprof.analysis.results import CallLine
 from dtprof.diagnosis.findings import Finding, group_words
 from dtprof.diagnosis.reported_mismatches import ReportedMismatch
 from dtprof.formatting import list_ranks, plural
@@ -107,7 +107,8 @@ def _render_sites(title: str, sites: dict[int, Site]) -> Markup:
         return Markup("")
     by_place: dict[tuple[str, str, str], list[int]] = {}
     for rank, site in sites.items():
-        called_at = f"{PurePath(site.caller.file).name}:{site.caller.line}" if site.caller is not None else ""
+        caller = CallLine.of(site.caller)
+        called_at = caller.short if caller is not None else ""
         by_place.setdefault((f"{site.file}:{site.line}", site.function, called_at), []).append(rank)
     num_columns = 4 if any(called_at for _, _, called_at in by_place) else 3
     rows = [(list_ranks(ranks), *place)[:num_columns] for place, ranks in by_place.items()]

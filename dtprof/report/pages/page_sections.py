@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import PurePath
 
 from dtprof.analysis.communication.axis_collectives import name_rows
 from dtprof.analysis.results import (
@@ -114,8 +113,7 @@ def render_call_sites(panel: Panel, source: Source, _: Pages) -> Markup:
     rows = source.summary.call_sites
     if not rows:
         return render_nothing(NO_STEP_SUMS)
-    callers = [row.line.caller if row.line else None for row in rows]
-    called_at = [f"{PurePath(caller.file).name}:{caller.line}" if caller else "" for caller in callers]
+    called_at = [row.line.caller.short if row.line and row.line.caller else "" for row in rows]
     columns = [
         text_column("line", "line", [row.line.place if row.line else "\u2013" for row in rows]),
         *([text_column("caller", "called at", called_at)] if any(called_at) else ()),

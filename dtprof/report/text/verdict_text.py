@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from dtprof.diagnosis.findings import Finding, Verdict
+from dtprof.diagnosis.findings import Finding, Verdict, at_line
 from dtprof.formatting import format_fraction, join_lines, list_ranks, plural
 from dtprof.records.sites import Site
 from dtprof.report.text.labelled_lines import wrap_text
@@ -83,15 +83,14 @@ def _site_lines(label: str, sites: dict[int, Site]) -> list[str]:
     places: dict[str, list[int]] = {}
     for rank, site in sites.items():
         places.setdefault(_place(site), []).append(rank)
-    lines = [f"{label}: {list_ranks(ranks)} at {place}" for place, ranks in places.items()]
+    lines = [f"{label}: {list_ranks(ranks)}{place}" for place, ranks in places.items()]
     return lines if len(lines) <= 3 else [*lines[:3], f"{label}: and {plural(len(lines) - 3, 'more place')}"]
 
 
 def _place(site: Site) -> str:
-    """Return the line with that of its caller."""
-    place = f"{site.file}:{site.line} ({site.function})"
-    caller = site.caller
-    return f"{place}, called at {caller.file}:{caller.line} ({caller.function})" if caller is not None else place
+    """Return ` at FILE:LINE (FUNCTION)`, with the line of its caller."""
+    caller = f", called{at_line(site.caller)}" if site.caller is not None else ""
+    return at_line(site) + caller
 
 
 def _wrapped(label: str, text: str) -> list[str]:
