@@ -13,7 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from dtprof.records.reader import Run
+from dtprof.launch import interpreter
+from dtprof.records import paths
+from dtprof.records.reader import Run, read_rank
 from dtprof.records.tables import RankTables
 
 REPOSITORY = Path(__file__).parents[1]
@@ -130,6 +132,19 @@ def finished(command: Sequence[str], folder: Path, *, env: Mapping[str, str] | N
     with started(command, folder, env=env) as job:
         job.wait()
     return job
+
+
+def recorded_alone(program: str, folder: Path, *, native: bool) -> RankTables:
+    """Run a program that records itself as rank 0 of 1, by one of the two hooks, and return its records."""
+    hook = interpreter.choose_hook(sys.executable, native=native, environment=dict(os.environ), say=print)
+    records = folder / paths.rank_folder_name(0, 0)
+    records.mkdir()
+    environment = {"DTPROF_NATIVE_TAP": hook.library or "", "PYTHONPATH": str(REPOSITORY)}
+    job = finished([sys.executable, str(PROGRAMS / program), str(records)], folder, env=environment)
+    assert job.process.returncode == 0, job.stderr
+    tables = read_rank(records, rank=0, attempt=0)
+    assert tables.problems == ()
+    return tables
 
 
 def recorded(
