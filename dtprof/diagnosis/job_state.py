@@ -173,6 +173,7 @@ class RankState(RankOperations):
     sees_program: bool = True  # what it does outside operations is known: phases, exceptions, its end
     batches: int = 0  # taken from data loaders
     exhausted: int = 0  # times that a data loader had no batch left
+    exhaustions: tuple[int, ...] = ()  # when, the newest; ascending
     newest_is_exhaustion: bool = False  # it was the last that happened to data
     group_sites: tuple[Site | None, ...] = ()  # of each call of new_group and split_group
     group_members: tuple[int, ...] = ()  # what stands for the members asked for in each of them; 0: all, or not known

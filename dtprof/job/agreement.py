@@ -205,8 +205,9 @@ def _find_bad_pairs(operations: Mapping[int, Operation]) -> list[BadPair]:
 def _changed(ranks: Ranks, tables: Tables, seq: int, pairs: Sequence[BadPair]) -> set[int]:
     """Return the one rank of a pair of an exchange that leaves what it did before, if one does and there is one pair.
 
-    Its share was the same in each exchange before at this line, and differs now; or what it sends in total was, as of
-    a batch whose tokens are routed otherwise each time. Who sends as much as ever would send what is missing elsewhere.
+    Its share was the same in each exchange before at this line, and differs now. Where both shares change or vary, as
+    those of tokens that are routed otherwise each time, what one sends in total may have been the same: who sends as
+    much as ever would send what is missing elsewhere.
     """
     if len(pairs) != 1:
         return set()
@@ -225,7 +226,7 @@ def _changed(ranks: Ranks, tables: Tables, seq: int, pairs: Sequence[BadPair]) -
         return set()
     sides = ((sender, sent, given), (receiver, expected, wanted))
     changes = {rank for rank, known, now in sides if len({*known}) == 1 and known[0] != now}
-    if changes or len({*totals}) > 1:
+    if len(changes) == 1 or len({*totals}) > 1:
         return changes if len(changes) == 1 else set()
     now = at_position(ranks, tables, seq)[sender]
     return {sender if _total_sent(now) != totals[0] else receiver}

@@ -20,6 +20,7 @@ from dtprof.launch.stack_profiles import (
     Frame,
     Profile,
     ProfiledLine,
+    WorkRates,
     describe_work,
     find_innermost,
     name_inner,
@@ -156,7 +157,10 @@ class LineSampler:
         if found is None:
             return
         row = _about(lateness.late, late) | {"on_time": lateness.on_time}
-        does = describe_work(found, rates, others) or f"what it does{name_inner(found)} is not known"
+        does = (
+            describe_work(found, rates, others if lateness.same_traffic else WorkRates())
+            or f"what it does{name_inner(found)} is not known"
+        )
         writer.append_line(self._folder / paths.LATENESS, row | _described(found, does))
 
     def _sample_alone(self, progress: Progress, step_s: float) -> None:

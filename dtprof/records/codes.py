@@ -10,8 +10,9 @@ FOLLOWED, NO_WORK = schema.FLAG["followed"], schema.FLAG["no_work"]
 DEVICE_OPERATION, DEVICE_WAIT, DEVICE_PHASE = (
     schema.KIND[name] for name in ("device_operation", "device_wait", "device_phase")
 )
-DEVICE_ON_STREAM, DEVICE_POLLED, DEVICE_P2P = (schema.DEVICE_FLAG[name] for name in ("on_stream", "polled", "p2p"))
-DEVICE_P2P, DEVICE_EXACT, DEVICE_SEVERAL = (schema.DEVICE_FLAG[name] for name in ("p2p", "exact", "several"))
+DEVICE_ON_STREAM, DEVICE_POLLED, DEVICE_P2P, DEVICE_EXACT, DEVICE_SEVERAL = (
+    schema.DEVICE_FLAG[name] for name in ("on_stream", "polled", "p2p", "exact", "several")
+)
 NONE = schema.NO_CODE
 DTYPES = tuple(name for name, _ in schema.DTYPES)
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}

@@ -45,3 +45,17 @@ def test_lateness_is_judged_by_what_came_since_the_last_sampling() -> None:
     assert seen.find_late() == LateRank(late=2, on_time=0)
     seen.forget()
     assert seen.find_late() is None
+
+
+@pytest.mark.parametrize(("busy_ms", "late"), [(40, LateRank(late=1, on_time=0, same_traffic=False)), (12, None)])
+def test_in_a_pipeline_the_stage_that_waits_least_for_messages_is_late(busy_ms: int, late: LateRank | None) -> None:
+    found = LateArrivals()
+    for rank, wait_ms in ((0, 50 - 10), (1, 50 - busy_ms), (2, 50 - 12)):
+        builder = RankBuilder(rank, 3)
+        for i in range(12):
+            t = 50 * i * MS
+            builder.op("recv" if rank else "send", t, t + wait_ms * MS, peer=rank - 1 if rank else 1)
+        found.take([builder.tables()])
+    assert found.find_late() == late
+    found.forget()
+    assert found.find_late() is None

@@ -74,6 +74,8 @@ def test_an_exchange_is_compared_by_what_each_pair_sends_and_expects() -> None:
         ([(1, 2, 6), (3, 3, 3), (2, 6, 1)], (1, 5, 3), (1,)),  # routed otherwise each time, as much as ever in all
         ([(1, 2, 6), (3, 3, 3), (2, 6, 1)], (1, 5, 4), (2,)),  # more than ever in all
         ([(1, 2, 6), (3, 3, 1), (2, 6, 1)], (1, 5, 4), (1, 2)),  # of any size: nobody knows
+        ([(1, 3, 2)] * 3, (1, 5, 2), (2,)),  # both leave their share, and it sends more than ever in all
+        ([(1, 3, 2)] * 3, (1, 5, 0), (1,)),  # both do, and it sends as much as ever in all
         ([(1, 2, 3)], (1, 5, 3), (1, 2)),  # too few to tell
     ],
 )

@@ -48,7 +48,8 @@ def find_blocking_mismatches(case: Case) -> Iterator[Finding]:
         if disagreement is not None:
             # What the back end let pass before, of the same ranks, came first: all later positions are shifted.
             first = case.disagreements.get(collective.group, disagreement)
-            is_cause = first.seq < disagreement.seq and first.minority == disagreement.minority and not first.is_tie
+            involved = {*disagreement.minority, *(rank for pair in disagreement.bad_pairs for rank in pair[:2])}
+            is_cause = first.seq < disagreement.seq and involved.issuperset(first.minority) and not first.is_tie
             yield _finding(case.job, collective.group, first if is_cause else disagreement)
             return
 

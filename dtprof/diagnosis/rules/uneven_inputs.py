@@ -42,14 +42,15 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
         for rank in job.ranks.values()
         if rank.newest_is_exhaustion and (rank.exhausted > least or not counted)
     }
-    if not out:
-        out = _ended_behind_their_devices(case) or _went_on_with_fewer(case, cause)
+    out = out or _ended_behind_their_devices(case)
+    went_on = {} if out else _went_on_with_fewer(case, cause)
+    out = out or went_on
     going_on = [rank for rank in job.ranks.values() if rank.rank not in out]
     # Where most have none left, the epoch is over: then the others took too many.
     if not out or 2 * len(out) > len(job.ranks) or any(rank.batches < 1 for rank in going_on):
         return
     most = max(rank.batches for rank in going_on)
-    culprits = tuple(sorted(rank for rank, own in out.items() if own.batches < most or not counted))
+    culprits = tuple(sorted(rank for rank, own in out.items() if own.batches < most or went_on or not counted))
     if not culprits:
         return
     blocked = tuple(sorted(set(victims(job, set(culprits))) | set(cause.waiting_ranks) - set(culprits)))
@@ -57,7 +58,7 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
     places = places_of(job.ranks[rank] for rank in culprits)
     places |= _loops_left(job, culprits, going_on[0], cause)
     first = out[culprits[0]]
-    after = f" after {first.batches}" if counted else ""
+    after = f" after {first.batches}" if counted and not went_on else ""
     yield replace(
         cause,
         kind="uneven-inputs",
@@ -68,18 +69,21 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
         confidence=0.9 if counted else 0.75,
         call_sites=call_sites(operations) or cause.call_sites,
         culprit_call_sites=places or cause.culprit_call_sites,
-        evidence=(
-            f"data loaders gave {first.batches} batches to rank {first.rank}, and up to {most} to the others so far"
-            if counted
-            else f"the data loader of rank {first.rank} was exhausted when last asked; events were dropped, so the "
-            "number of batches of each rank is unknown",
-            *cause.evidence[:2],
-        ),
+        evidence=(_show_batches(first, most, counted=counted), *cause.evidence[:2]),
         advice=(
             "Give every rank as many batches (DistributedSampler, drop_last), or train inside "
             "torch.distributed.algorithms.Join.",
         ),
     )
+
+
+def _show_batches(first: RankState, most: int, *, counted: bool) -> str:
+    of_rank = f"the data loader of rank {first.rank} was exhausted"
+    if not counted:
+        return f"{of_rank} when last asked; events were dropped, so the number of batches of each rank is unknown"
+    if first.batches >= most:
+        return f"{of_rank} before what it did in place of that call; it has asked another one since"
+    return f"data loaders gave {first.batches} batches to rank {first.rank}, and up to {most} to the others so far"
 
 
 def _ended_behind_their_devices(case: Case) -> dict[int, RankState]:
@@ -99,20 +103,32 @@ def _ended_behind_their_devices(case: Case) -> dict[int, RankState]:
 
 
 def _went_on_with_fewer(case: Case, skip: Finding) -> dict[int, RankState]:
-    """Return the ranks that left a loop before others, with fewer batches, from loaders exhausted as often.
+    """Return the ranks that left a loop for want of batches before others, and took batches of another loader since.
 
-    The back end let the skip pass, so that all have come out of the loop since, and go on with other data.
+    Their loader was exhausted between the call before the skipped one and what they did instead, those of the others
+    were not. Or the back end let the skip pass, all have come out of the loop since, and these took fewer batches.
     """
     job, ranks = case.job, case.job.ranks
     out = {rank: ranks[rank] for rank in skip.culprit_ranks if rank in ranks}
     others = [own for rank, own in ranks.items() if rank not in out]
+    if skip.kind != "rank-skipped-collective" or not job.is_complete:
+        return {}
     exhausted, batches = {own.exhausted for own in ranks.values()}, {own.batches for own in others}
-    is_skip = skip.kind == "rank-skipped-collective" and job.is_complete
     are_alike = len(exhausted) == 1 and min(exhausted) > 0 and len(batches) == 1
-    if not is_skip or not are_alike or not all(own.batches < min(batches) for own in out.values()):
+    has_fewer = are_alike and all(own.batches < min(batches) for own in out.values())
+    has_none_left = all(_found_exhausted(own, skip) for own in out.values())
+    if not has_fewer and (not has_none_left or any(_found_exhausted(own, skip) for own in others)):
         return {}
     skipped = next(filter(None, (_call_at(own, skip) for own in others)), None)
     return out if all(_has_left_loop(job, skipped, _call_at(own, skip)) for own in out.values()) else {}
+
+
+def _found_exhausted(rank: RankState, skip: Finding) -> bool:
+    """Say whether a rank found a loader exhausted between its call before the position of a skip and that at it."""
+    at, before = _call_at(rank, skip), _call_at(rank, skip, back=1)
+    if at is None or before is None:
+        return False
+    return any(before.issued_ns < exhausted_ns < at.issued_ns for exhausted_ns in rank.exhaustions)
 
 
 def _loops_left(job: JobState, culprits: tuple[int, ...], other: RankState, cause: Finding) -> dict[int, Site]:
@@ -126,10 +142,10 @@ def _loops_left(job: JobState, culprits: tuple[int, ...], other: RankState, caus
     return found
 
 
-def _call_at(rank: RankState, skip: Finding) -> Operation | None:
-    """Return what a rank issued at the position of a skipped call."""
-    name = skip.group.name if skip.group is not None else ""
-    own = (o for o in reversed(rank.operations) if not o.p2p and (o.seq, o.group.name) == (skip.seq, name))
+def _call_at(rank: RankState, skip: Finding, *, back: int = 0) -> Operation | None:
+    """Return what a rank issued at the position of a skipped call, or so many before it."""
+    position = ((skip.seq or 0) - back, skip.group.name if skip.group is not None else "")
+    own = (o for o in reversed(rank.operations) if not o.p2p and (o.seq, o.group.name) == position)
     return next(own, None)
 
 

@@ -28,6 +28,7 @@ MAX_OPERATIONS = 400_000
 """Operations of all ranks together that rules read one by one, the newest of each: memory and time stay bounded."""
 MAX_TAIL, MIN_TAIL = 4096, 256
 MAX_OUTSIDE = 64
+MAX_EXHAUSTIONS = 64
 """Calls on groups that a rank is no member of that rules read, the newest."""
 MAX_COLLECTIVES, MIN_COLLECTIVES = 1_500_000, MIN_OF_EACH
 """Operations of all ranks together that are compared in columns, 190 bytes each; and of each rank, at least."""
@@ -220,6 +221,7 @@ def rank_state(
         complete=not tables.dropped_events,
         batches=past.batches + int((~exhausted).sum()),
         exhausted=past.exhausted + int(exhausted.sum()),
+        exhaustions=tuple(np.sort(data["begin_ns"][exhausted])[-MAX_EXHAUSTIONS:].tolist()),
         newest_is_exhaustion=bool(exhausted[-1]) if len(data) else past.newest_is_exhaustion,
         group_sites=tuple(tables.sites.get(site) for site in groups_made["site"].tolist()),
         group_members=tuple(groups_made["microbatch"].tolist()),

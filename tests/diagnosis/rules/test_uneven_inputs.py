@@ -4,6 +4,8 @@ import pytest
 
 from dtprof.diagnosis.job_state import JobState
 from dtprof.lint.program_order import SourcePlace
+from dtprof.records import events
+from dtprof.records.schema import FLAG
 from tests.diagnosis.judging import build_job, found_by, gradients, judge, with_loaders
 
 
@@ -84,5 +86,24 @@ def test_who_left_a_loop_with_fewer_batches_from_a_loader_as_exhausted_as_those_
         else:
             gradients(rank, 3000, done=False)
     place = SourcePlace(in_loop=True, following=frozenset(), loops=(loop,))
+    finding = judge(ranks, exit_status=None, find_place=lambda _, line: place if line == 60 else None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(("exhausted_at", "kind"), [(3025, "uneven-inputs"), (2990, "rank-skipped-collective")])
+def test_who_found_its_loader_exhausted_in_place_of_the_call_ran_out_of_batches_though_it_asked_another_since(
+    exhausted_at: int, kind: str
+) -> None:
+    ranks = with_loaders([5, 5, 5], exhausted=[False, False, False])
+    for rank in ranks:
+        evaluate = rank.site("all_reduce", line=60)
+        is_out = rank.rank == 1
+        for i in range(2 if is_out else 3):
+            rank.op("all_reduce", 3010 + 10 * i, None if i == 2 else 3019 + 10 * i, site=evaluate, nbytes=8)
+        if is_out:
+            rank.span(events.DATA, exhausted_at, exhausted_at + 1, flags=FLAG["skipped"])
+            rank.span(events.DATA, 3028, 3029)
+            gradients(rank, 3030, done=False)
+    place = SourcePlace(in_loop=True, following=frozenset(), loops=((59, 61),))
     finding = judge(ranks, exit_status=None, find_place=lambda _, line: place if line == 60 else None).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
