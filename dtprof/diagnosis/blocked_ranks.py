@@ -115,6 +115,15 @@ def seen_at(rank: RankState) -> str:
     return at_line(held) if held is not None or rank.place is None else f", last seen{at_line(rank.place)}"
 
 
-def operation_words(job: JobState, operation: Operation) -> str:
-    """Return `all_reduce #17 of the default group at FILE:LINE (FUNCTION)`."""
-    return f"{operation.op} #{operation.seq} of {group_words(job.group(operation.group))}{at_line(operation.site)}"
+def operation_words(job: JobState, operation: Operation, *, beside: Operation | None = None) -> str:
+    """Return `all_reduce #17 of the default group at FILE:LINE (FUNCTION)`.
+
+    Parameters:
+        beside: another operation of the sentence. If it is of the same line by another caller, the caller is named.
+    """
+    words = f"{operation.op} #{operation.seq} of {group_words(job.group(operation.group))}{at_line(operation.site)}"
+    site, other = operation.site, beside.site if beside is not None else None
+    if site is None or site != other:
+        return words
+    callers = zip(site.callers, other.callers, strict=False)
+    return next((f"{words}, called{at_line(own)}" for own, theirs in callers if own != theirs), words)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.group_collectives import line_of
+from dtprof.job.issued_operations import LazyOperations, Operation, RankCollectives
 from dtprof.records.schema import MOST_CALLERS
 from dtprof.records.sites import Site
 from dtprof.records.tables import Array
@@ -27,7 +28,7 @@ def with_common_callers(job: JobState) -> JobState:
     if not counts:
         return job
     numbers = {line_of(site): line_of(cut_callers(site, counts)) for site in sites.values() if site in counts}
-    ranks = {number: _renumbered(rank, numbers) for number, rank in job.ranks.items()}
+    ranks = {number: _compared_by(rank, counts, numbers) for number, rank in job.ranks.items()}
     return replace(job, ranks=ranks, common_callers=counts)
 
 
@@ -58,9 +59,18 @@ def cut_callers(site: Site, counts: Mapping[Site, int]) -> Site:
     return replace(site, callers=site.callers[: counts.get(site, MOST_CALLERS)])
 
 
-def _renumbered(rank: RankState, numbers: Mapping[int, int]) -> RankState:
+def _compared_by(rank: RankState, counts: Mapping[Site, int], numbers: Mapping[int, int]) -> RankState:
+    """Return a rank whose calls have the callers that count in their labels, and in their numbers of lines."""
+
+    def cut(operation: Operation) -> Operation:
+        count = counts.get(operation.site) if operation.site is not None else None
+        return operation if count is None else replace(operation, common_callers=count)
+
     groups = {group: _renumbered_table(table, numbers) for group, table in rank.collectives.groups.items()}
-    return replace(rank, collectives=replace(rank.collectives, groups=groups))
+    collectives = RankCollectives(groups=groups, operation=lambda row: cut(rank.collectives.operation(row)))
+    operations = LazyOperations(lambda at: cut(rank.operations[at]), first=0, end=len(rank.operations))
+    open_operations = tuple(map(cut, rank.open_operations))
+    return replace(rank, collectives=collectives, operations=operations, open_operations=open_operations)
 
 
 def _renumbered_table(table: Array, numbers: Mapping[int, int]) -> Array:

@@ -70,8 +70,7 @@ def checksum(text: str) -> int:
 
 def line_of(site: Site | None) -> int:
     """Return a number for a line of the program and the callers that led there; 0 where it is not known."""
-    places = (site, *site.callers) if site is not None else ()
-    return checksum(" ".join(f"{place.file}:{place.line}" for place in places)) if places else 0
+    return checksum(" ".join(f"{file}:{line}" for file, line in site.way)) if site is not None else 0
 
 
 def compare_columns(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dtprof.job.groups import GroupId
 from dtprof.records.codes import NONE
+from dtprof.records.schema import MOST_CALLERS
 from dtprof.records.sites import Site
 from dtprof.records.tables import UNKNOWN_NS, Array, join, select
 
@@ -45,6 +46,7 @@ class Operation:
     dtype: int = NONE
     reduce_op: int = NONE
     site: Site | None = None
+    common_callers: int = MOST_CALLERS  # of its site, that ranks have in common
     step: int | None = None
     inside_call: bool = False
     failed: bool = False
@@ -81,9 +83,9 @@ class Operation:
         return self.failed or (self.observed and not self.done) or self.inside_call
 
     @property
-    def label(self) -> tuple[GroupId, str, tuple[str, int] | None]:
-        """The place in the program: equal for the same operation of two ranks."""
-        return self.group, self.op, (self.site.file, self.site.line) if self.site else None
+    def label(self) -> tuple[GroupId, str, tuple[tuple[str, int], ...] | None]:
+        """The place in the program and the callers that led there: equal for the same operation of two ranks."""
+        return self.group, self.op, self.site.way[: 1 + self.common_callers] if self.site else None
 
 
 class LazyOperations(Sequence[Operation]):

@@ -5,6 +5,7 @@ Ranks write both, readers give both out. The standard library only: capture impo
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from dtprof.records.schema import MOST_CALLERS
 
@@ -35,6 +36,11 @@ class Site:
     package: str = ""  # the installed package that issued the operation; empty: the program or torch
     callers: tuple["Site", ...] = field(default=(), compare=False)
     """Lines of the user's code that led there, from the caller on; empty where none is known."""
+
+    @cached_property
+    def way(self) -> tuple[tuple[str, int], ...]:
+        """File and line of it and of its callers, from the innermost on."""
+        return tuple((place.file, place.line) for place in (self, *self.callers))
 
     @property
     def caller(self) -> "Site | None":

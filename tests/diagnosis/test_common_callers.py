@@ -4,6 +4,7 @@ import pytest
 
 from dtprof.diagnosis.common_callers import count_common_callers
 from dtprof.diagnosis.verdict import decide
+from dtprof.lint.program_order import SourcePlace
 from dtprof.records.schema import MOST_CALLERS
 from dtprof.records.sites import Site
 from tests.builders import RankBuilder
@@ -49,3 +50,30 @@ def test_a_rank_that_trains_from_a_line_of_its_own_hides_no_other_order(is_odd: 
     assert [(finding.kind, finding.culprit_ranks) for finding in findings] == [("step-mismatch", (2,))] * is_odd
     for finding in findings:
         assert finding.culprit_call_sites[2].line == RECALL[1]
+
+
+@pytest.mark.parametrize("is_odd", [True, False])
+def test_a_round_of_one_caller_too_many_is_told_from_the_next_round(is_odd: bool) -> None:
+    """`average` of two models is called twice from line 61 in a round, then once from line 70; rank 0 has a writer."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    critic, generator = ("train", 61), ("train", 70)
+    for rank in ranks:
+        outer = WITH_WRITER if rank.rank == 0 else MAIN
+        rounds = [critic, critic, generator] * 3 + [critic, critic]
+        newest = critic if is_odd and rank.rank == 2 else generator
+        for nth, line in enumerate([*rounds, newest]):
+            site = rank.site("all_reduce", line=7, function="average", callers=(line, outer))
+            is_open = nth == len(rounds)
+            rank.op("all_reduce", 100 * nth, None if is_open else 100 * nth + 9, site=site, nbytes=4, step=nth)
+    inner, outer_loop = (60, 62), (59, 71)
+    places = {
+        61: SourcePlace(in_loop=True, following=frozenset(), loops=(inner, outer_loop)),
+        70: SourcePlace(in_loop=True, following=frozenset(), loops=(outer_loop,)),
+    }
+    job = build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind == "step-mismatch") == is_odd
+    if is_odd:
+        assert finding.culprit_ranks == (2,)
+        assert finding.culprit_call_sites[2].line == 61
+        assert "called at /home/me/train.py:61" in finding.summary

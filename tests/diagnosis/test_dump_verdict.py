@@ -352,6 +352,6 @@ def test_calls_of_one_line_that_differ_are_named_by_their_callers(tmp_path: Path
         rank.op("all_reduce", line=40, called_at=66).op("all_reduce", line=40, called_at=77, size=3)
         rank.op("all_reduce", line=40, called_at=77 if is_odd else 66, size=3 if is_odd else 8, done=False)
     (finding,) = verdict_on(write(tmp_path, ranks)).findings
-    assert (finding.kind, finding.culprit_ranks) == ("size-mismatch", (1,))
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
     assert finding.culprit_call_sites[1].line == 77
     assert {site.line for site in finding.call_sites.values()} == {66}

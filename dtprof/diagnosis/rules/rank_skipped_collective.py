@@ -866,8 +866,9 @@ def _more_turns(job: JobState, skip: Finding, made: tuple[RankState, Operation])
     return replace(
         skip,
         kind="step-mismatch",
-        summary=f"{capitalised(skip.culprit_ranks)} made one more turn of a loop, to {operation_words(job, first)}; "
-        f"{wait_words(skip.waiting_ranks)} after it in {operation_words(job, made[1])}.",
+        summary=f"{capitalised(skip.culprit_ranks)} made one more turn of a loop, to "
+        f"{operation_words(job, first, beside=made[1])}; {wait_words(skip.waiting_ranks)} after it in "
+        f"{operation_words(job, made[1], beside=first)}.",
         culprit_call_sites=call_sites(now),
         confidence=min(skip.confidence, 0.8),
         evidence=("no more steps lie between the two than there are without a round of the loop around both",),

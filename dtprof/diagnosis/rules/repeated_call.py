@@ -19,7 +19,6 @@ from dtprof.diagnosis.parting_calls import (
     find_ways_past,
     hangs_on_a_counter,
     is_ahead_by_a_counter,
-    part_sites,
     without_single_turns,
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -27,7 +26,6 @@ from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import Repetition, find_repetition, usual_operation
-from dtprof.records.sites import Site
 
 MAX_ASKED = 64
 """Ranks at other places than most whose own pattern is looked at."""
@@ -76,8 +74,8 @@ def find_ahead(case: Case) -> Iterator[Finding]:
             kind="step-mismatch",
             summary=f"{capitalised(culprits)} {'is' if len(culprits) == 1 else 'are'} in another round than the others:"
             f" a condition on a counter of the loop led {'to' if is_ahead else 'past the call of these to'} "
-            f"{operation_words(job, now)}; "
-            f"{wait_words(tuple(sorted(others)))} in {operation_words(job, awaited)}.",
+            f"{operation_words(job, now, beside=awaited)}; "
+            f"{wait_words(tuple(sorted(others)))} in {operation_words(job, awaited, beside=now)}.",
             culprit_ranks=culprits,
             waiting_ranks=tuple(sorted(others)),
             confidence=0.8,
@@ -142,7 +140,7 @@ def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, O
         kind="step-mismatch",
         summary=f"{capitalised(culprits)} made {again} in step {first.step}, at #{first.seq} of "
         f"{group_words(job.group(first.group))}; {list_ranks(tuple(sorted(others)))} had gone on to "
-        f"{operation_words(job, awaited)}.",
+        f"{operation_words(job, awaited, beside=first)}.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(sorted(others)),
         confidence=_sure(is_read=job.place_in_source(usual.site) is not None, is_few=len(culprits) < len(others)),
@@ -151,8 +149,7 @@ def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, O
         seq=first.seq,
         step=first.step,
         call_sites=call_sites(others),
-        culprit_call_sites=deviating_sites(job, {rank: one.first for rank, one in repeated.items()}, min(others))
-        | _odd_callers(job, repeated, min(others)),
+        culprit_call_sites=deviating_sites(job, {rank: one.first for rank, one in repeated.items()}, min(others)),
         evidence=(
             f"in each earlier round {list_ranks(culprits)} went on from there to {usual.op}{at_line(usual.site)}, "
             "as the others did now",
@@ -160,23 +157,6 @@ def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, O
         ),
         advice=("Look for a retry, an extra forward pass or a loop that takes one more turn on that rank.",),
     )
-
-
-def _odd_callers(job: JobState, repeated: dict[int, Repetition], reference: int) -> dict[int, Site]:
-    """Return the callers by which ranks came to calls before they made these again, where another rank had others.
-
-    Then those before are the calls too many, and those again the calls of all.
-    """
-    found = dict[int, Site]()
-    for rank, again in repeated.items():
-        own = job.ranks[rank].operations
-        at = next(i for i in range(len(own) - 1, -1, -1) if own[i] == again.first)
-        for call in own[max(0, at - again.count) : at]:
-            met = operation_at(job.ranks[reference], call.group, call.seq)
-            if call.site is not None and met is not None and met.site == call.site and rank not in found:
-                site, _ = part_sites(job, call.site, met.site)
-                found |= {rank: site} if site != call.site else {}
-    return found
 
 
 def _sure(*, is_read: bool, is_few: bool) -> float:

@@ -357,7 +357,7 @@ def _wrong_finding(
 def _used_before(job: JobState, operation: Operation, group: GroupId) -> bool:
     """Say whether any rank ended a call at this line on this group."""
     return any(
-        o.site == operation.site and o.group == group and o.done and o is not operation
+        o.site == operation.site and o.group == group and o.done and o != operation
         for rank in job.ranks.values()
         for o in rank.operations
     )

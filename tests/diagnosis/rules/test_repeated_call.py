@@ -88,7 +88,7 @@ def test_a_condition_past_one_turn_of_a_loop_is_no_way_past_all_that_come_in_its
     assert bool(found_by("repeated_call", job)) is is_named
 
 
-def test_of_calls_made_again_by_another_caller_those_that_others_did_not_make_so_are_named() -> None:
+def test_a_call_by_another_caller_before_the_usual_one_is_extra() -> None:
     # `save` of line 20 is called from line 50, and in the last round by rank 1 from line 40 before.
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
@@ -103,7 +103,7 @@ def test_of_calls_made_again_by_another_caller_those_that_others_did_not_make_so
             rank.op("barrier", t + 20, t + 29, site=first, step=step + 1)
         again = rank.rank == 1
         rank.op("barrier" if again else "all_reduce", 4 * STEP, site=last if again else average, step=4)
-    finding = found_by("repeated_call", build_job(ranks, exit_status=None))[0]
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("step-mismatch", (1,))
     assert finding.culprit_call_sites[1].line == 40
 
