@@ -1,11 +1,15 @@
 """All others waited for one long operation of a rank: a checkpoint, a compilation, or the work its stack shows."""
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
+from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, wait_words
 from dtprof.diagnosis.job_state import JobState, LongPhase, RankState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.issued_operations import Operation
 from dtprof.job.stalls import HANG_AFTER_S, SLOW_AFTER_NS, hang_after_of
 from dtprof.records import events
 from dtprof.records.sites import Site, site_of_stack
@@ -22,7 +26,7 @@ ADVICE = {
 
 def find_long_operation(case: Case) -> Iterator[Finding]:
     """Give the finding for the longest work of some rank in which all others waited."""
-    found: list[tuple[RankState, LongPhase, dict[int, int]]] = []
+    found: list[tuple[RankState, LongPhase, dict[int, Operation]]] = []
     ranks = case.job.ranks.values()
     min_ns = _min_long_ns(case.job)
     for rank in ranks:
@@ -39,6 +43,8 @@ def find_long_operation(case: Case) -> Iterator[Finding]:
     took_s = (phase.end_ns - phase.begin_ns) / 1e9
     place = phase.site or _find_sampled_line(rank, phase)
     waiting = tuple(sorted(waited))
+    operation = waited[waiting[0]]
+    shortest_ns = min(_share_ns(other, phase) for other in waited.values())
     work = f"in a {phase.phase}" if phase.phase else "outside any collective"
     yield Finding(
         kind="long-operation",
@@ -48,8 +54,16 @@ def find_long_operation(case: Case) -> Iterator[Finding]:
         culprit_ranks=(rank.rank,),
         waiting_ranks=waiting,
         confidence=0.9,
+        group=case.job.group(operation.group),
+        op=operation.op,
+        seq=operation.seq,
+        step=operation.step,
+        call_sites=call_sites(waited),
         culprit_call_sites={rank.rank: place} if place else {},
-        evidence=(f"the others were in a collective for {min(waited.values()) / 1e9:.0f} s of it, at least",),
+        evidence=(
+            f"the others were in a collective for {shortest_ns / 1e9:.0f} s of it, at least",
+            *(() if place else _list_bounds(rank, phase)),
+        ),
         advice=(ADVICE[phase.phase],),
     )
 
@@ -67,26 +81,34 @@ def _find_sampled_line(rank: RankState, phase: LongPhase) -> Site | None:
     return site_of_stack(stack.frames) if stack is not None and taken and stack.frames else None
 
 
-def _waits_of_all(ranks: Iterable[RankState], phase: LongPhase) -> dict[int, int]:
-    """Return for how long each rank waited during the phase; nothing where one of them waited too little."""
-    waited: dict[int, int] = {}
+def _list_bounds(rank: RankState, phase: LongPhase) -> Iterator[str]:
+    """Say between which lines the work lies, where the rank came from one operation to another."""
+    at = bisect_left(rank.operations, phase.end_ns, key=lambda operation: operation.issued_ns)
+    if 0 < at < len(rank.operations):
+        before, after = rank.operations[at - 1 : at + 1]
+        yield (
+            f"rank {rank.rank} came to it from {before.op}{at_line(before.site)}, and went on to "
+            f"{after.op}{at_line(after.site)}"
+        )
+
+
+def _waits_of_all(ranks: Iterable[RankState], phase: LongPhase) -> dict[int, Operation]:
+    """Return in which operation each rank waited during the phase; nothing where one of them waited too little."""
+    waited: dict[int, Operation] = {}
     for rank in ranks:
-        waited[rank.rank] = _waited_ns(rank, phase)
-        if waited[rank.rank] < MIN_WAITED * (phase.end_ns - phase.begin_ns):
+        # In order of issue: no later one can overlap, and to build thousands of them costs a live page its verdict.
+        begun = itertools.takewhile(lambda operation: operation.issued_ns < phase.end_ns, rank.operations)
+        longest = max(begun, key=lambda operation: _share_ns(operation, phase), default=None)
+        if longest is None or _share_ns(longest, phase) < MIN_WAITED * (phase.end_ns - phase.begin_ns):
             return {}
+        waited[rank.rank] = longest
     return waited
 
 
-def _waited_ns(rank: RankState, phase: LongPhase) -> int:
-    """Return the longest stretch of the phase during which a rank was in one operation."""
-    longest = 0
-    for operation in rank.operations:
-        # In order of issue: no later one can overlap, and to build thousands of them costs a live page its verdict.
-        if operation.issued_ns >= phase.end_ns:
-            break
-        end = operation.done_ns if operation.done_ns != UNKNOWN_NS else phase.end_ns
-        longest = max(longest, min(end, phase.end_ns) - max(operation.issued_ns, phase.begin_ns))
-    return longest
+def _share_ns(operation: Operation, phase: LongPhase) -> int:
+    """Return for how long of the phase a rank was in an operation."""
+    end = operation.done_ns if operation.done_ns != UNKNOWN_NS else phase.end_ns
+    return min(end, phase.end_ns) - max(operation.issued_ns, phase.begin_ns)
 
 
 RULES: Declared = (Rule(kinds=("long-operation",), stages=(Stage.RISK,), find=find_long_operation),)
