@@ -11,6 +11,7 @@ from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import OpenCollective
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.wrong_group import find_call_of_absent, find_wrong_call
+from dtprof.diagnosis.sibling_groups import order_of_issue
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import usual_operation
@@ -32,12 +33,10 @@ def find_group_cycle(case: Case) -> Iterator[Finding]:
     if wrong is not None:
         yield wrong
         return
-    counted = Counter(operation.group for operation in everyone.values())
-    least = min(counted[operation.group] for operation in operations.values())
-    few = tuple(rank for rank, operation in sorted(operations.items()) if counted[operation.group] == least)
+    few = _find_fewest(job, operations, everyone)
     odd = tuple(r for r, o in sorted(operations.items()) if usual_operation(job.ranks[r].operations, o) is not None)
     # Who leaves the order of its own rounds deviates; where none does, or all, the fewest do.
-    culprits = odd if 0 < len(odd) < len(cycle) else few if 2 * len(few) < len(everyone) else cycle
+    culprits = odd if 0 < len(odd) < len(cycle) else few if few and 2 * len(few) < len(everyone) else cycle
     waiting = {rank: operation for rank, operation in everyone.items() if rank not in culprits}
     first = operations[culprits[0]]
     facts = [f"rank {r} waits in {operation_words(job, operation)}" for r, operation in sorted(operations.items())[:8]]
@@ -60,6 +59,24 @@ def find_group_cycle(case: Case) -> Iterator[Finding]:
         evidence=tuple(facts),
         advice=("Enter groups in the same order on every rank that is a member of both.",),
     )
+
+
+def _find_fewest(job: JobState, cycle: dict[int, Operation], everyone: dict[int, Operation]) -> tuple[int, ...]:
+    """Return the ranks of a cycle of two groups with the order of the fewest, siblings of the groups included.
+
+    Else those that wait in the group in which the fewest wait.
+    """
+    first = {operation.group: operation for operation in cycle.values()}
+    if len(first) == 2:
+        a, b = first.values()
+        orders = order_of_issue(job, a, b) | {rank: own.group == a.group for rank, own in cycle.items()}
+        counted = Counter(orders.values())
+        if counted[True] != counted[False]:
+            fewest = counted[True] < counted[False]
+            return tuple(rank for rank in sorted(cycle) if orders.get(rank) is fewest)
+    waiting = Counter(operation.group for operation in everyone.values())
+    least = min(waiting[operation.group] for operation in cycle.values())
+    return tuple(rank for rank, operation in sorted(cycle.items()) if waiting[operation.group] == least)
 
 
 def find_issue_inversions(case: Case) -> Iterator[Finding]:

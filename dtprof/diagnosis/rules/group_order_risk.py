@@ -1,7 +1,7 @@
 """Ranks entered two groups in opposite orders, and it did not block this time."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import combinations
 
 import numpy as np
@@ -13,6 +13,7 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.diagnosis.sibling_groups import are_siblings
 from dtprof.formatting import list_ranks
 from dtprof.job.group_collectives import at_position, find_common, group_tables
 from dtprof.job.groups import GroupId
@@ -34,8 +35,12 @@ def find_order_risk(case: Case) -> list[Finding]:
     found = []
     for a, b in combinations(chosen, 2):
         shared = sorted(set(groups[a]) & set(groups[b]))
-        if len(shared) > 1 and (pair := _first_inversion(groups[a], groups[b], shared)) is not None:
-            found.append(_risk(job, (a, b), (groups[a], groups[b]), *pair))
+        orders = _find_orders(groups[a], groups[b], shared if len(shared) > 1 else ())
+        if (pair := _first_inversion(groups[b], orders)) is not None:
+            ranks, positions = pair
+            fewest = _fewest(orders, positions[0]) or _fewest(_pooled_orders(job, groups, a, b), positions[0])
+            culprits = tuple(rank for rank in fewest if rank in shared) or ranks
+            found.append(_risk(job, (a, b), (groups[a], groups[b]), ranks, positions, culprits))
     return found or [*_find_ring_risk(job, groups)]
 
 
@@ -72,22 +77,37 @@ def _find_ring_risk(job: JobState, groups: dict[GroupId, dict[int, Array]]) -> I
     )
 
 
-def _first_inversion(
-    a: dict[int, Array], b: dict[int, Array], shared: list[int]
-) -> tuple[tuple[int, int], tuple[int, int], tuple[int, ...]] | None:
-    """Return the two ranks, the positions in both groups, and the culprits of the first pair in opposite orders.
+def _find_orders(a: dict[int, Array], b: dict[int, Array], shared: Collection[int]) -> dict[int, tuple[Seqs, Seqs]]:
+    """Return by rank the positions of its calls on `a`, and which call on `b` comes next after each.
 
-    Culprits are the ranks with the order of the fewest; both of the pair where as many have either.
+    Two ranks that differ in it have opposite orders. Ranks that call from several threads are left out: their order is
+    nobody's program.
     """
     orders: dict[int, tuple[Seqs, Seqs]] = {}
     for rank in shared:
         if len({*distinct(a[rank]["thread"]).tolist(), *distinct(b[rank]["thread"]).tolist()}) == 1:
-            # Of each call on `a`, which call on `b` comes next: two ranks that differ in it have opposite orders.
             before = np.searchsorted(b[rank]["issued_ns"], a[rank]["issued_ns"])
             following = np.r_[b[rank]["seq"], b[rank]["seq"][-1] + 1][before]
             known = (before > 0) | (b[rank]["seq"][0] == 0)
             orders[rank] = a[rank]["seq"][known], following[known]
-        # else several threads: their order is nobody's program
+    return orders
+
+
+def _pooled_orders(
+    job: JobState, groups: dict[GroupId, dict[int, Array]], a: GroupId, b: GroupId
+) -> dict[int, tuple[Seqs, Seqs]]:
+    """Return the orders of all ranks that are in one of both groups, or a sibling of it, each."""
+    of_a, of_b = (
+        {rank: table for other in groups if are_siblings(job, group, other) for rank, table in groups[other].items()}
+        for group in (a, b)
+    )
+    return _find_orders(of_a, of_b, sorted(set(of_a) & set(of_b)))
+
+
+def _first_inversion(
+    b: dict[int, Array], orders: dict[int, tuple[Seqs, Seqs]]
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return the two ranks, and the positions in both groups, of the first pair in opposite orders."""
     first_rank = next(iter(orders), -1)
     for rank, (seqs, nexts) in orders.items():
         mine, theirs = find_common((orders[first_rank][0], seqs))
@@ -95,14 +115,14 @@ def _first_inversion(
         for at in np.flatnonzero(usual != nexts[theirs])[:1].tolist():
             low, seq = int(min(usual[at], nexts[theirs][at])), int(seqs[theirs][at])
             if all(low in b[r]["seq"] for r in (first_rank, rank)):
-                return (first_rank, rank), (seq, low), _fewest(orders, seq) or (first_rank, rank)
+                return (first_rank, rank), (seq, low)
     return None
 
 
 def _fewest(orders: dict[int, tuple[Seqs, Seqs]], seq: int) -> tuple[int, ...]:
     """Return the ranks in which, unlike in most, another call of the second group follows a call of the first."""
     following = {rank: int(nexts[seqs == seq][0]) for rank, (seqs, nexts) in orders.items() if seq in seqs}
-    ((usual, most), *_) = Counter(following.values()).most_common(1)
+    ((usual, most), *_) = Counter(following.values()).most_common(1) or [(0, 0)]
     return tuple(rank for rank, own in following.items() if own != usual) if 2 * most > len(following) else ()
 
 

@@ -11,6 +11,7 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, gr
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules import argument_mismatch
+from dtprof.diagnosis.sibling_groups import are_siblings
 from dtprof.formatting import list_ranks
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
@@ -28,7 +29,10 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
         if newer := _newer_groups(job, rank, mine, everyone):
             return _wrong_finding(job, rank, mine, newer, everyone)
     for rank, mine in operations.items():
-        if mine.site is None or _used_before(job, mine, mine.group) or _comes_next(job, rank, mine):
+        used = _groups_used(job, mine)
+        if mine.site is None or any(are_siblings(job, mine.group, other) for other in used):
+            continue
+        if _comes_next(job, rank, mine):
             continue
         peers = {
             r: other
@@ -37,12 +41,13 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
             and other.group != mine.group
             and rank in other.group.ranks
         }
-        usual = {r: o for r, o in peers.items() if _used_before(job, o, o.group)}
+        usual = {r: o for r, o in peers.items() if o.group in _groups_used(job, o)}
         if not usual and 2 * len(peers) > len(everyone) and _is_made_once(job, mine.site):
             usual = peers  # outside of loops one line makes no two calls, of which this could be the later one
         if not usual and (_is_of_another_axis(job, rank, mine, peers) or _is_alone_there(job, rank, mine, peers)):
             usual = peers
-        if not usual:
+        companions = [o for o in everyone.values() if (o.site, o.op, o.group) == (mine.site, mine.op, mine.group)]
+        if not usual or len(companions) > len(usual):
             continue
         return _wrong_finding(job, rank, mine, usual, everyone)
     return None
@@ -95,7 +100,8 @@ def _newer_groups(job: JobState, rank: int, mine: Operation, everyone: dict[int,
     As where every epoch makes a group: the line took one after the other, and never went back to an older one.
     """
     own = job.ranks[rank]
-    used = [key for key, _ in groupby(o.group for o in own.operations if (o.site, o.op) == (mine.site, mine.op))]
+    here = [o for o in own.operations if (o.site, o.op) == (mine.site, mine.op)]
+    used = [key for key, _ in groupby(o.group for o in here)]
     peers = {
         r: o
         for r, o in everyone.items()
@@ -105,7 +111,8 @@ def _newer_groups(job: JobState, rank: int, mine: Operation, everyone: dict[int,
         and own.groups_made >= job.ranks[r].groups_made
     }
     by_turns = mine.site is not None and len(used) > 1 and len(set(used)) == len(used) and used[-1] == mine.group
-    return peers if by_turns and 2 * len(peers) > len(everyone) else {}
+    has_ended = any(o.group == mine.group and o.done for o in here)
+    return peers if by_turns and has_ended and 2 * len(peers) > len(everyone) else {}
 
 
 def _is_made_once(job: JobState, site: Site) -> bool:
@@ -278,7 +285,8 @@ def find_call_of_absent(
         is_meant = or_swapped or _is_meant_for_peers(job, member.rank, newest)
         if newest.group != operation.group and is_meant and (has_left or is_other):
             return _wrong_finding(job, member.rank, newest, _like(operation, everyone), everyone)
-        if (instead := _call_instead(job, member, operation)) is not None:
+        instead = _call_instead(job, member, operation) or _call_unlike_siblings(job, member, operation)
+        if instead is not None:
             return _wrong_finding(job, member.rank, instead, _like(operation, everyone), everyone)
     return None
 
@@ -313,6 +321,38 @@ def _call_instead(job: JobState, member: RankState, awaited: Operation) -> Opera
     newest = max((i for i, label in enumerate(labels) if label == awaited.label), default=at)
     is_next = _comes_next(job, member.rank, instead) or instead.label in labels[newest + 1 :]  # later in its round
     return instead if following or not is_next else None
+
+
+def _call_unlike_siblings(job: JobState, member: RankState, awaited: Operation) -> Operation | None:
+    """Return the call of a rank where all other ranks made an awaited one, or that on a sibling of its group.
+
+    Where it made the awaited one before, or came to the line in earlier steps, these tell. Calls of a line are counted within their step: each rank's
+    first is compared with the first of the others. A rank whose next call of the line is the awaited one, or may yet
+    be, has swapped two.
+    """
+    if awaited.site is None or awaited.step is None:
+        return None
+    known = [o for o in member.operations if o.label[1:] == awaited.label[1:]]
+    if any(o.step is None or o.step < awaited.step or are_siblings(job, o.group, awaited.group) for o in known):
+        return None
+    made = {rank.rank: _calls_alike(rank, awaited) for rank in job.ranks.values()}
+    waiting = next((calls for rank, calls in made.items() if rank != member.rank and awaited in calls), [])
+    at = waiting.index(awaited) if waiting else 0
+    own, others = made.pop(member.rank), [calls for calls in made.values() if len(calls) > at]
+    if not waiting or len(own) <= at or len(others) < 2 or are_siblings(job, own[at].group, awaited.group):
+        return None
+    if not all(are_siblings(job, calls[at].group, awaited.group) for calls in others):
+        return None
+    following = next((calls[at + 1] for calls in others if len(calls) > at + 1), None)
+    is_next = following is not None and are_siblings(job, following.group, own[at].group)
+    goes_on_otherwise = len(own) > at + 1 and own[at + 1].group != awaited.group
+    return own[at] if goes_on_otherwise or not is_next else None
+
+
+def _calls_alike(rank: RankState, call: Operation) -> list[Operation]:
+    """Return the calls that a rank made at the line of another in the same step, on any group, by the same callers."""
+    place = call.label[1:]
+    return [o for o in rank.operations if o.step == call.step and o.label[1:] == place]
 
 
 def _is_meant_for_peers(job: JobState, rank: int, call: Operation) -> bool:
@@ -354,13 +394,14 @@ def _wrong_finding(
     )
 
 
-def _used_before(job: JobState, operation: Operation, group: GroupId) -> bool:
-    """Say whether any rank ended a call at this line on this group."""
-    return any(
-        o.site == operation.site and o.group == group and o.done and o != operation
+def _groups_used(job: JobState, operation: Operation) -> set[GroupId]:
+    """Return the groups on which any rank ended another call at the line of an operation."""
+    return {
+        o.group
         for rank in job.ranks.values()
         for o in rank.operations
-    )
+        if o.site == operation.site and o.done and o != operation
+    }
 
 
 RULES: Declared = (

@@ -174,7 +174,7 @@ def test_calls_on_the_group_of_others_are_a_warning_where_a_group_of_their_own_w
     [
         (True, False, "wrong-group"),
         (False, False, "other"),
-        (True, True, "other"),
+        (True, True, "wrong-group"),  # the others have left the loop after the call on the team
     ],
 )
 def test_the_one_rank_that_calls_on_a_group_of_another_size_at_a_line_made_once_took_the_wrong_one(
