@@ -17,6 +17,8 @@ from dtprof.records.tables import Array
 
 MIN_MESSAGES = 2
 """Messages of one size before an end that takes another size is said to have changed."""
+MIN_PAIRS = 2
+"""Other pairs of ranks whose messages of an exchange have one size before an end of another size is odd."""
 
 
 def find_broken_messages(case: Case) -> Iterator[Finding]:
@@ -30,17 +32,42 @@ def find_broken_messages(case: Case) -> Iterator[Finding]:
         and (other := partner_of(job.ranks, rank.rank, mine)) is not None
         and (other.nbytes != mine.nbytes or _have_other_types(mine, other))
     ]
-    odd = _find_odd_rank(job, [(rank, mine.peer_rank) for rank, mine, _ in met])
+    odd = _find_odd_rank(job, met)
     for rank, mine, other in met:
         yield _size_finding(job, rank, mine, other, passed=False, odd=odd)
 
 
-def _find_odd_rank(job: JobState, pairs: Collection[tuple[int, int]]) -> int | None:
-    """Return the rank whose messages with all of its peers, two or more, are those that do not fit."""
-    distinct = {frozenset(pair) for pair in pairs}
-    odd = next(iter(frozenset.intersection(*distinct)), None) if len(distinct) > 1 else None
-    peers = {channel.peer for channel in job.ranks[odd].channels} if odd is not None else set()
-    return odd if peers and peers <= frozenset.union(*distinct) else None
+def _find_odd_rank(job: JobState, met: Collection[tuple[int, Operation, Operation]]) -> tuple[int, str] | None:
+    """Return the rank at whose end the size of messages that do not fit is odd, and the evidence.
+
+    Its messages fit none of its peers, two or more; or those of all other pairs of the exchange have one size.
+    """
+    distinct = {frozenset((rank, mine.peer_rank)) for rank, mine, _ in met}
+    if len(distinct) == 1:
+        return _find_odd_end(job, *next(iter(met)))
+    odd = next(iter(frozenset.intersection(*distinct)), None) if distinct else None
+    if odd is None or not {channel.peer for channel in job.ranks[odd].channels} <= frozenset.union(*distinct):
+        return None
+    return odd, f"messages of rank {odd} have another size than their other end with each of its peers"
+
+
+def _find_odd_end(job: JobState, rank: int, mine: Operation, other: Operation) -> tuple[int, str] | None:
+    """Return the end of a message whose size is not that of the messages which other pairs exchange at its lines."""
+    ends = {rank: mine, mine.peer_rank: other}
+    lines = {(end.op, end.site) for end in ends.values() if end.site is not None}
+    sizes = dict[frozenset[int], set[tuple[int, int]]]()
+    for state in job.ranks.values():
+        rows = (int(at) for table in state.messages.values() for at in table["at"][table["nth"] == mine.nth])
+        for operation in map(state.operations.__getitem__, rows):
+            if (operation.op, operation.site) in lines:
+                pair = frozenset((state.rank, operation.peer_rank))
+                sizes.setdefault(pair, set()).add((operation.nbytes, operation.dtype))
+    sizes.pop(frozenset(ends), None)
+    usual = set().union(*sizes.values())
+    odd = [r for r, end in ends.items() if (end.nbytes, end.dtype) not in usual]
+    if len(sizes) < MIN_PAIRS or len(usual) != 1 or len(odd) != 1:
+        return None
+    return odd[0], f"{len(sizes)} other pairs of ranks send and receive {min(usual)[0]:,} bytes at these lines"
 
 
 def _have_other_types(mine: Operation, other: Operation) -> bool:
@@ -74,7 +101,7 @@ def find_odd_sizes(case: Case) -> Iterator[Finding]:
                 first[channel.peer] = min(odd, first.get(channel.peer, odd))
         for peer, (mine, theirs) in sorted(first.items(), key=lambda one: one[1]):
             met.append((rank, sender.operations[mine], job.ranks[peer].operations[theirs]))
-    odd_rank = _find_odd_rank(job, [(rank, mine.peer_rank) for rank, mine, _ in met])
+    odd_rank = _find_odd_rank(job, met)
     for rank, *ends in met[:1] if odd_rank is not None else met:
         yield replace(_size_finding(job, rank, *ends, passed=True, odd=odd_rank), waiting_ranks=(), call_sites={})
 
@@ -103,12 +130,12 @@ def _first_of_other_size(sent: Array, taken: Array) -> tuple[int, int] | None:
 
 
 def _size_finding(
-    job: JobState, rank: int, mine: Operation, other: Operation, *, passed: bool, odd: int | None
+    job: JobState, rank: int, mine: Operation, other: Operation, *, passed: bool, odd: tuple[int, str] | None
 ) -> Finding:
     """Return the finding for two ends of a message of different sizes.
 
     Parameters:
-        odd: the rank at an end of all messages that do not fit, if there is one.
+        odd: the rank at whose end sizes are odd, if others tell, and the evidence.
     """
     peer = mine.peer_rank
     operations = {rank: mine, peer: other}
@@ -120,8 +147,8 @@ def _size_finding(
     if len(changed) == 1:
         facts.append(f"all messages before had one size at both ends, and rank {changed[0]} has another size now")
     elif odd is not None:
-        changed = [odd]
-        facts.append(f"messages of rank {odd} have another size than their other end with each of its peers")
+        changed = [odd[0]]
+        facts.append(odd[1])
     return message_finding(
         "p2p-size-mismatch",
         f"Rank {sender} sends {_size_words(sent, taken)}{at_line(sent.site)} to rank {receiver}, which receives "

@@ -77,3 +77,36 @@ def test_the_rank_whose_halos_fit_none_of_its_neighbours_is_the_culprit(
                 message(ranks[rank], "recv", peer, 100, 150 if is_over else None, line=5, nbytes=widths[rank])
     found = judge(ranks, exit_status=0 if is_over else None, stalled=not is_over).findings
     assert (found[0].kind, found[0].culprit_ranks) == ("p2p-size-mismatch", culprits)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize(
+    ("sent", "received", "culprits"),
+    [
+        ((16, 18, 16), (16, 16, 16), (1,)),  # two pairs exchange 16 bytes: the sender is odd
+        ((16, 16, 16), (16, 16, 18), (2,)),  # the receiver is
+        ((16, 18, 16), (16, 16, 20), (1, 2)),  # both ends are
+        ((16, 18, 20), (20, 16, 16), (1, 2)),  # parts of lengths that differ by design: the others do not tell
+        ((16, 18), (16, 16), (0, 1)),  # one message the other way shows no more than that
+        ((16, 18, 20), (20, 16, 18), ()),  # the same, with buffers of the lengths that come
+    ],
+)
+def test_the_end_of_a_ring_whose_size_is_not_that_of_all_other_pairs_is_the_culprit(
+    sent: tuple[int, ...], received: tuple[int, ...], culprits: tuple[int, ...], is_over: bool
+) -> None:
+    size, done = len(sent), 150 if is_over else None
+    ranks = [RankBuilder(rank, size, closed=is_over) for rank in range(size)]
+    for rank in range(size):
+        message(ranks[rank], "send", (rank + 1) % size, 100, done, line=4, nbytes=sent[rank])
+        message(ranks[rank], "recv", (rank - 1) % size, 100, done, line=5, nbytes=received[rank])
+    found = judge(ranks, exit_status=0 if is_over else None, stalled=not is_over).findings
+    assert [f.culprit_ranks for f in found if f.kind == "p2p-size-mismatch"][:1] == [culprits] * bool(culprits)
+
+
+def test_messages_of_another_line_do_not_tell_which_end_of_a_message_is_odd() -> None:
+    ranks = pair(4)
+    for sender, nbytes in ((0, 16), (1, 32), (2, 16)):  # stages send at lines of their own
+        message(ranks[sender], "send", sender + 1, 100, line=4 + sender, nbytes=nbytes)
+        message(ranks[sender + 1], "recv", sender, 100, line=14 + sender, nbytes=16)
+    (finding,) = judge(ranks, exit_status=None).findings
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-size-mismatch", (1, 2))
