@@ -326,9 +326,9 @@ def _call_instead(job: JobState, member: RankState, awaited: Operation) -> Opera
 def _call_unlike_siblings(job: JobState, member: RankState, awaited: Operation) -> Operation | None:
     """Return the call of a rank where all other ranks made an awaited one, or that on a sibling of its group.
 
-    Where it made the awaited one before, or came to the line in earlier steps, these tell. Calls of a line are counted within their step: each rank's
-    first is compared with the first of the others. A rank whose next call of the line is the awaited one, or may yet
-    be, has swapped two.
+    Where it made the awaited one before, or came to the line in earlier steps, these tell. Calls of a line are counted
+    within their step: each rank's first is compared with the first of the others. A rank whose next call of the line
+    is the awaited one, or may yet be, has swapped two.
     """
     if awaited.site is None or awaited.step is None:
         return None
