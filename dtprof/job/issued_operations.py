@@ -84,8 +84,16 @@ class Operation:
 
     @property
     def label(self) -> tuple[GroupId, str, tuple[tuple[str, int], ...] | None]:
-        """The place in the program and the callers that led there: equal for the same operation of two ranks."""
-        return self.group, self.op, self.site.way[: 1 + self.common_callers] if self.site else None
+        """The place in the program and the callers that led there: equal for the same operation of two ranks.
+
+        Without callers for messages, which their peers tell apart.
+        """
+        return self.group, self.op, self.site.way[: 1 if self.p2p else 1 + self.common_callers] if self.site else None
+
+    @property
+    def place(self) -> tuple[GroupId, str, Site | None]:
+        """The place in the program, by whatever callers."""
+        return self.group, self.op, self.site
 
 
 class LazyOperations(Sequence[Operation]):

@@ -6,7 +6,7 @@ another, the ranks that kept to their patterns are where they would be if nothin
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtprof.job.issued_operations import Operation
 
@@ -70,9 +70,10 @@ def find_repetition(operations: Sequence[Operation]) -> Repetition | None:
 
     What comes after them is what came in their place before. One more turn of a loop over one line is none: loops take
     the turns that there is data for. Nor is what comes a step later: then the rank left out what is between, which
-    only programs that make steps can tell.
+    only programs that make steps can tell. A retry may have a caller of its own.
     """
-    newest = operations[-NEWEST:]
+    made = operations[-NEWEST:]
+    newest = _by_known_callers(made)
     for at in range(len(newest) - 1, max(len(newest) - 1 - MAX_AGAIN, MIN_ALIKE), -1):
         if newest[at].step != newest[-1].step:
             break
@@ -85,8 +86,27 @@ def find_repetition(operations: Sequence[Operation]) -> Repetition | None:
             if usual.group != newest[at].group and _comes_next(newest, usual, newest[at], at):
                 continue  # two groups entered in the other order leave the same records
             if at + count >= len(newest) or _label(newest[at + count]) == _label(usual):
-                return Repetition(first=newest[at], usual=usual, count=count)
+                return Repetition(first=made[at], usual=usual, count=count)
     return None
+
+
+def _by_known_callers(operations: Sequence[Operation]) -> Sequence[Operation]:
+    """Return the operations; those of the newest step by callers that are new have the site of one before in the step.
+
+    That is one at the same line by callers that earlier steps had, too.
+    """
+    now = next((o.step for o in reversed(operations)), None)
+    known = {_label(o) for o in operations if o.step != now}
+    of_place: dict[Hashable, Operation] = {}
+    found = list(operations)
+    for at, operation in enumerate(operations):
+        if operation.step != now or operation.site is None:
+            continue
+        if _label(operation) in known:
+            of_place.setdefault(operation.place, operation)
+        elif (before := of_place.get(operation.place)) is not None:
+            found[at] = replace(operation, site=before.site)
+    return found
 
 
 def _are_made_again(operations: Sequence[Operation], at: int, count: int) -> bool:

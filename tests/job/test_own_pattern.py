@@ -14,6 +14,7 @@ from dtprof.job.own_pattern import (
     newest_departure,
     usual_operation,
 )
+from dtprof.records.sites import Site
 
 WORLD = GroupId.of("0", (0, 1))
 
@@ -135,3 +136,34 @@ def test_a_step_in_which_a_call_is_made_less_often_than_in_each_before_is_short(
     operations = stepping(*steps)
     last = next(o for o in reversed(operations) if o.op == "a")
     assert is_short_in_step(operations, last) is is_short
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        (("ab", "ab", "aA"), True),  # `A` is at the line of `a`, by a caller that is new
+        (("ab", "aAb", "aA"), False),  # as in the round before
+        (("ab", "ab", "cA"), False),  # nothing at that line came before in the step
+    ],
+)
+def test_a_call_by_a_new_caller_at_a_line_of_the_step_is_made_again(steps: tuple[str, ...], found: bool) -> None:
+    again = find_repetition(
+        [
+            replace(operation, op=operation.op.lower(), site=at_line(operation.op))
+            for operation in stepping("ab", "ab", *steps)
+        ]
+    )
+    assert (again is not None) == found
+    assert again is None or again.first.site.callers == at_line("A").callers  # type: ignore[union-attr]
+
+
+def at_line(letter: str) -> Site:
+    caller = Site(file="train.py", line=ord(letter), function="main")
+    return Site(file="train.py", line=ord(letter.lower()), function="average", callers=(caller,))
+
+
+def test_callers_tell_collectives_apart_and_no_messages() -> None:
+    collective = replace(rounds("a")[0], site=at_line("a"))
+    other = replace(collective, site=at_line("A"))
+    assert (collective.label == other.label, collective.place == other.place) == (False, True)
+    assert replace(collective, p2p=True).label == replace(other, p2p=True).label
