@@ -62,7 +62,7 @@ def read_places(path: Path) -> dict[int, SourcePlace]:
 def _find_counters(scope: ast.AST, around: frozenset[str] = frozenset()) -> frozenset[str]:
     """Return the names that a function gives constants, numbers of a `range` and steps of a constant only.
 
-    What is counted by steps may begin at any number, before the loop.
+    What is counted by steps may begin at any number, before the loop, but for one that each rank has its own of.
 
     Parameters:
         around: the same of what is around it, from where it reads the names that it gives nothing.
@@ -84,10 +84,11 @@ def _find_counters(scope: ast.AST, around: frozenset[str] = frozenset()) -> froz
             is_pair = name == "enumerate" and isinstance(node.target, ast.Tuple)
             target = node.target.elts[0] if is_pair and isinstance(node.target, ast.Tuple) else node.target
             if name in ("range", "enumerate", "count") and isinstance(target, ast.Name):
-                good[target.id] += 1
+                good[target.id] += not any(map(_is_made_of_rank, node.iter.args))
     for statement in getattr(scope, "body", ()):
         if isinstance(statement, ast.Assign) and not isinstance(statement.value, ast.Constant):
-            begun.update(target.id for target in statement.targets if isinstance(target, ast.Name))
+            names_begun = (target.id for target in statement.targets if isinstance(target, ast.Name))
+            begun.update(() if _is_made_of_rank(statement.value) else names_begun)
     good.update({name: begun[name] for name in counted})
     own = {name for name, count in good.items() if names[name] == count and name not in given}
     found = (around - given - names.keys()).union(own)
@@ -100,6 +101,14 @@ def _find_counters(scope: ast.AST, around: frozenset[str] = frozenset()) -> froz
     while by_data := {name for name, tests in steps if name in found and not _all_hang_on(tests, found)}:
         found -= by_data
     return found
+
+
+def _is_made_of_rank(number: ast.expr) -> bool:
+    """Say whether a number is made of the rank, as `rank % 2` is: not one that a comparison gives to a rank alone."""
+    tests = [node.left for node in ast.walk(number) if isinstance(node, ast.Compare)]
+    compared = {id(node) for test in tests if not isinstance(test, ast.BinOp) for node in ast.walk(test)}
+    names = (node for node in ast.walk(number) if isinstance(node, ast.Name | ast.Attribute))
+    return any(last_name(name).endswith("rank") and id(name) not in compared for name in names)
 
 
 def _find_steps(statements: list[ast.stmt], tests: _Tests = ()) -> Iterator[tuple[ast.AugAssign, _Tests]]:

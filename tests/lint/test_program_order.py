@@ -203,6 +203,31 @@ def test_what_is_counted_by_steps_may_begin_at_any_number(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("begin", "is_counter"),
+    [
+        ("saved", True),
+        ("1 if rank == 1 else 0", True),  # one rank alone begins elsewhere
+        ("int(dist.get_rank() == 0)", True),
+        ("rank", False),  # each rank is at another place of the round by design
+        ("self.rank % 2", False),
+        ("0 if dist.get_rank() % 2 else 1", False),
+        ("int(rank % 2 == 0)", False),
+    ],
+)
+def test_a_count_that_begins_at_a_number_made_of_the_rank_is_no_counter(
+    begin: str, tmp_path: Path, *, is_counter: bool
+) -> None:
+    file = tmp_path / "train.py"
+    for loop in (
+        f"turn = {begin}\nwhile True:\n    turn += 1",
+        f"for turn in range({begin}, 9):\n    step()\n    log()",
+    ):
+        file.write_text(f"{loop}\n    if turn % 2:\n        save()\n")
+        line = max(read_places(file))
+        assert read_places(file)[line].counted == ((line - 1,) if is_counter else ())
+
+
+@pytest.mark.parametrize(
     ("test", "is_fixed"),
     [
         ("rank != 0", True),

@@ -145,9 +145,10 @@ def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Ope
     ranks = tuple(sorted(rank for rank, at in apart.items() if at == min(apart.values())))
     present = at_position(job.ranks, tables, seq)
     theirs, mine = _both_sides(job, present, ranks)
-    # Lines of two branches are alternatives, not places of one round. Of two functions steps tell, not the source.
+    # Lines of two branches are alternatives, not places of one round, but where they take turns by a counter: it is
+    # alike on ranks that keep pace. Of two functions steps tell, not the source.
     if _is_same_function(mine, theirs):
-        are_apart = _follows(job, mine, theirs) or _follows(job, theirs, mine)
+        are_apart = _follows(job, mine, theirs) or _follows(job, theirs, mine) or _take_turns(job, mine, theirs)
     else:
         are_apart = all(_differ_in_step(reference, cut[rank], apart[rank]) for rank in ranks)
     return (present, ranks) if are_apart and all(o.done for o in present.values()) else None
@@ -181,6 +182,16 @@ def _follows(job: JobState, earlier: Operation, later: Operation) -> bool:
     place = job.place_in_source(earlier.site)
     lines = {line for _, line in place.following} if place is not None else set()
     return later.site is not None and later.site.line in lines and _is_same_function(earlier, later)
+
+
+def _take_turns(job: JobState, a: Operation, b: Operation) -> bool:
+    """Say whether conditions on counters of a loop alone lead to one of two lines in a round, and to the other else."""
+    here, there = job.place_in_source(a.site), job.place_in_source(b.site)
+    if here is None or there is None or not here.loops or here.loops[0] != there.loops[0]:
+        return False
+    first, _ = here.loops[0]
+    asked = [[line for line in place.conditions if line > first] for place in (here, there)]
+    return any(asked) and {*asked[0]} <= {*here.counted} and {*asked[1]} <= {*there.counted}
 
 
 def _is_same_function(a: Operation, b: Operation) -> bool:

@@ -330,6 +330,46 @@ def test_ranks_that_resumed_at_other_steps_pair_calls_of_other_steps(
     )
 
 
+@pytest.mark.parametrize(
+    ("begins", "counted", "culprits"),
+    [
+        ((0, 1, 0), (11,), (1,)),
+        ((0, 1), (11,), (0, 1)),
+        ((0, 1, 0), (), None),  # a condition on the rank or on data: roles, or batches, that differ by design
+        ((0, 1, 0, 1), (11,), None),  # nobody can say who is apart
+        ((0, 0, 0), (11,), None),
+    ],
+)
+def test_a_rank_that_began_with_the_other_of_two_turns_pairs_each_of_its_own_with_the_other(
+    begins: tuple[int, ...], counted: tuple[int, ...], culprits: tuple[int, ...] | None
+) -> None:
+    """`average` is called from line 12 and from line 14 by turns, as for the two models of a GAN."""
+    ranks = [RankBuilder(rank, len(begins)) for rank in range(len(begins))]
+    for rank, begin in zip(ranks, begins, strict=True):
+        for turn in range(begin, begin + 12):
+            t = 100 * turn
+            site = rank.site("all_reduce", line=7, function="average", callers=(("train", 14 if turn % 2 else 12),))
+            rank.op("all_reduce", t, t + 9, site=site, nbytes=8, step=turn - begin)
+
+    def place(_: str, line: int) -> SourcePlace | None:
+        branch = {12: (12, 12), 14: (14, 14)}.get(line)
+        return branch and SourcePlace(
+            in_loop=True,
+            following=frozenset(),
+            loops=((10, 14),),
+            branches=(branch,),
+            conditions=(11, 5),
+            counted=counted,
+        )
+
+    findings = decide(build_job(ranks, exit_status=0, stalled=False, find_place=place)).findings
+    assert [(finding.kind, finding.culprit_ranks, finding.seq) for finding in findings] == (
+        [] if culprits is None else [("step-mismatch", culprits, 0)]
+    )
+    for finding in findings:
+        assert {site.line for site in finding.culprit_call_sites.values()} <= {12, 14}
+
+
 def test_a_rank_that_left_the_training_early_and_ended_skipped_its_last_rounds() -> None:
     # Training averages 8 times in line 9, validation 3 times in line 20, which is paired; rank 0 trains 6 times.
     ranks = [RankBuilder(rank, 3, closed=rank == 0) for rank in range(3)]
