@@ -78,7 +78,9 @@ def _outcome(job: JobState, findings: Sequence[Finding], left_open: tuple[str, .
             return "slow", ()
         # Faults that nobody waits for, in a job that went on, may still hang or spoil a later one.
         went_on = not job.went_wrong or _was_stopped(job)
-        if went_on and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
+        # Who waits for something slow goes on.
+        is_waited_for = any(finding.waiting_ranks for finding in faults if finding.kind not in SLOW)
+        if went_on and not kinds & CRASHES and not is_waited_for:
             return "risk", ()
         failed = _failed(job) or any(r.signal_name in NATIVE_CRASHES for r in job.ranks.values())
         # A job that was stopped because it hung fails, too: that is no crash.

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from dtprof.capture.native import build
-from dtprof.records import schema
+from dtprof.records import paths, schema
 from tests.accelerator.compiled_device import ensure_library
 from tests.faults import forked_jobs, programs
 from tests.faults.corpus import PROGRAMS
@@ -144,8 +144,10 @@ def supervise(name: str, device: str, folder: Path, library: str) -> int:
         program = PROGRAMS[name]
         if device == "cuda" and name in ON_NCCL:
             program = replace(program, kind=ON_NCCL[name])
-        verdict = run(program, folder / f"{name}-{device}", library=library, device=device)
-        said = {"mistakes": program.mistakes(verdict), "told": program.told(verdict)}
+        kept = folder / f"{name}-{device}"
+        verdict = run(program, kept, library=library, device=device)
+        status = json.loads((kept / paths.MANIFEST).read_text())["exit_status"]
+        said = {"mistakes": program.mistakes(verdict, exit_status=status), "told": program.told(verdict)}
         (folder / f"{name}-{device}.json").write_text(json.dumps(said))
     except BaseException as error:  # noqa: BLE001  # of a forked process: said, then it ends
         sys.excepthook(type(error), error, error.__traceback__)

@@ -42,8 +42,8 @@ class Program:
         text, first = inspect.getsourcelines(self.body)
         return {first + i for i, line in enumerate(text) if mark in line}
 
-    def mistakes(self, verdict: Verdict) -> list[str]:
-        """Return what is wrong with a verdict, a sentence each."""
+    def mistakes(self, verdict: Verdict, *, exit_status: int | None = None) -> list[str]:
+        """Return what is wrong with a verdict, a sentence each, given how the job ended, where that is known."""
         found = [f for f in verdict.findings if f.severity in ("error", "warning")]
         if self.kind is None:
             return [f"false alarm: {f.kind}: {f.summary}" for f in found] or (
@@ -53,6 +53,8 @@ class Program:
             return [f"nothing found, outcome {verdict.outcome}: {verdict.cannot_tell}"]
         missing = [fault for fault in self.also if not any(_names(finding, *fault) for finding in found)]
         wrong = [f"no finding of {kind} of rank {culprit}" for kind, culprit in missing]
+        if exit_status == 0 and verdict.outcome in ("hang", "crash"):
+            wrong.append(f"outcome {verdict.outcome} of a job that ended with status 0")
         others = [finding for finding in found if not any(_names(finding, *fault) for fault in self.also)]
         first = (others or found)[0]
         named = _lines_of(first)

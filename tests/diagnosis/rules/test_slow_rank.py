@@ -8,12 +8,17 @@ from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.job_state import JobState, Stragglers
 from dtprof.diagnosis.verdict import decide
 from dtprof.records import events
+from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, ranks_in_step
 
 
 def lagging(
     slowdown: float, *, share: float = 0.9, steps: int = 20, lag_ms: int = 5, blocked: float | None = 0.5
 ) -> JobState:
+    return job_of(3, one_straggler(slowdown, share=share, steps=steps, lag_ms=lag_ms), blocked=blocked)
+
+
+def one_straggler(slowdown: float, *, share: float = 0.9, steps: int = 20, lag_ms: int = 5) -> Stragglers:
     straggler = StragglerResult(
         rank=1,
         last_share=share,
@@ -22,11 +27,15 @@ def lagging(
         lag_ns_per_step=lag_ms * 1_000_000,
         phase=events.DATA,
     )
-    return job_of(3, Stragglers(steps=steps, found=(straggler,)), blocked=blocked)
+    return Stragglers(steps=steps, found=(straggler,))
 
 
 def job_of(world_size: int, stragglers: Stragglers, *, blocked: float | None = 0.5) -> JobState:
-    job = build_job(ranks_in_step(world_size, 4), exit_status=0, stalled=False, find_stragglers=lambda: stragglers)
+    return with_stragglers(ranks_in_step(world_size, 4), stragglers, blocked=blocked)
+
+
+def with_stragglers(ranks: list[RankBuilder], stragglers: Stragglers, *, blocked: float | None = 0.5) -> JobState:
+    job = build_job(ranks, exit_status=0, stalled=False, find_stragglers=lambda: stragglers)
     return replace(job, ranks={rank: replace(own, blocked_share=blocked) for rank, own in job.ranks.items()})
 
 
@@ -92,3 +101,13 @@ def test_ranks_that_take_turns_in_holding_up_the_others_are_slow_together(
 def test_where_the_others_were_hardly_blocked_nobody_is_searched_for(blocked: float | None, found: list[str]) -> None:
     verdict = decide(lagging(1.2, blocked=blocked))
     assert [finding.kind for finding in verdict.findings] == found, "1 / 6 of a step is what 1.2 times as fast gains"
+
+
+def test_who_waits_for_a_slow_rank_does_not_hang_in_a_job_with_another_fault() -> None:
+    ranks = ranks_in_step(3, 4)
+    for rank in ranks:
+        kind = "max" if rank.rank == 2 else "sum"
+        rank.op("all_reduce", 4000, 4010, site=rank.site("all_reduce", line=50), nbytes=8, reduce_op=kind)
+    verdict = decide(with_stragglers(ranks, one_straggler(1.8)))
+    assert [finding.kind for finding in verdict.findings] == ["reduce-op-mismatch", "slow-rank"]
+    assert verdict.outcome == "risk"
