@@ -8,6 +8,7 @@ from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.job.stalls import SLOW_AFTER_NS, hang_after_of
 from dtprof.job.wait_graph import Wait
+from dtprof.records.events import POINT_TO_POINT
 from dtprof.records.tables import UNKNOWN_NS
 
 BY_THEIR_END = ("rank-crashed", "rank-killed")
@@ -26,9 +27,12 @@ def find_explained(job: JobState, cause: Finding) -> set[int]:
 
 
 def _is_of(wait: Wait, cause: Finding) -> bool:
+    """Say whether a wait is in the collective of a cause, or for a message of it: each rank numbers its own."""
     waited, group = wait.operation.group, cause.group
     if group is None:
         return True
+    if wait.operation.p2p or cause.op in POINT_TO_POINT:
+        return not set(cause.culprit_ranks).isdisjoint(wait.awaited)
     same = (waited.name, waited.ranks, waited.instance) == (group.name, group.ranks, group.instance)
     return same and wait.operation.seq == cause.seq
 

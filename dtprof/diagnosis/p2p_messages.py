@@ -1,6 +1,6 @@
 """Shared parts of findings on point-to-point messages."""
 
-from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.blocked_ranks import call_sites, find_followers
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState
 from dtprof.job.issued_operations import Operation
@@ -27,7 +27,8 @@ def message_finding(
 ) -> Finding:
     """Return the finding for operations whose other ends do not meet them."""
     chosen = operations[min(operations)]
-    blocked = tuple(r for r in sorted(job.waits) if r not in culprits)
+    inside = {*culprits, *operations}
+    blocked = tuple(r for r in sorted(inside | find_followers(job, inside)) if r in job.waits and r not in culprits)
     waiting = {rank: job.ranks[rank].blocking[0] for rank in blocked}
     sites = call_sites(operations)
     places = {r: place for r in culprits if (place := sites.get(r) or job.ranks[r].place) is not None}

@@ -1,7 +1,9 @@
 """Hand-built jobs with faults that have nothing to do with each other, and jobs in which one fault has a long tail."""
 
+import pytest
+
 from tests.builders import RankBuilder
-from tests.diagnosis.judging import judge
+from tests.diagnosis.judging import judge, message, pair
 
 WORLD, TEAM, CONTROL = 0, 1, 2
 
@@ -106,3 +108,22 @@ def test_ranks_of_another_group_in_two_operations_at_one_place_have_a_finding_be
     statuses = {5: (1, 301), **dict.fromkeys((0, 1, 2, 3, 4, 6, 7), (-15, 400))}
     found = {finding.culprit_ranks: finding.waiting_ranks for finding in judge(ranks, statuses=statuses).findings}
     assert found == {(5,): (4, 6, 7), (2,): (0, 1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("peers", "found"),
+    [
+        ((1, 0, 3, 2), {(0, 1): (), (2, 3): ()}),  # each waits for its partner
+        ((1, 0, 0, 2), {(0, 1): (2, 3)}),  # a chain behind one pair
+    ],
+)
+def test_two_cycles_of_messages_are_two_findings_and_who_waits_for_one_is_not_of_it(
+    peers: tuple[int, ...], found: dict[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    ranks = pair(4)
+    for rank, peer in zip(ranks, peers, strict=True):
+        message(rank, "recv", peer, 100, line=8)
+    verdict = judge(ranks, exit_status=None)
+    assert {finding.culprit_ranks: finding.waiting_ranks for finding in verdict.findings} == found
+    assert {finding.kind for finding in verdict.findings} == {"p2p-deadlock-cycle"}
+    assert verdict.cannot_tell == ()

@@ -122,7 +122,7 @@ def find_omitted(case: Case) -> Iterator[Finding]:
     It waits in the next round then, and the ranks that keep to their programs wait for it, in a chain or a cycle.
     """
     job, waits = case.job, case.job.waits
-    held = [rank for rank in case.cycle if _is_new_line(job.ranks[rank], waits[rank][0].operation)]
+    held = [rank for rank in case.cycle if _is_new(job.ranks[rank], waits[rank][0].operation)]
     newly_held = held if len(held) > 1 else []
     for wait in case.unmet_messages[:MAX_ASKED]:
         mine = wait.operation
@@ -134,7 +134,7 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             if rank in newly_held and wait.rank not in newly_held:
                 continue  # it is held by a message of its own that it never made before: a consequence
             needed = _needed_for(mine)
-            if stuck is not None and _is_new_line(job.ranks[rank], stuck) and _follows(job, stuck, needed):
+            if stuck is not None and _is_new(job.ranks[rank], stuck) and _follows(job, stuck, needed):
                 continue  # it makes it after a message that it never awaited there before: an order of its own
             if stuck is not None and _makes_all_later(job, job.ranks[rank], stuck, usual):
                 continue
@@ -356,8 +356,10 @@ def _makes_all_later(job: JobState, peer: RankState, stuck: Operation, usual: Op
     return False
 
 
-def _is_new_line(rank: RankState, operation: Operation) -> bool:
-    return not any(o.site == operation.site and o.issued_ns < operation.issued_ns for o in rank.operations)
+def _is_new(rank: RankState, operation: Operation) -> bool:
+    """Say whether a rank has not made an operation at this line before: of a message, not with this peer."""
+    before = (o for o in rank.operations if o.site == operation.site and o.issued_ns < operation.issued_ns)
+    return not any(not operation.p2p or o.peer_rank == operation.peer_rank for o in before)
 
 
 def _late_finding(job: JobState, wait: Wait, peer: int, needed: str) -> Finding:

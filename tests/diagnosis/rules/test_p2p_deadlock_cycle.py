@@ -2,6 +2,7 @@
 
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.verdict import decide
+from dtprof.lint.program_order import SourcePlace
 from tests.diagnosis.judging import build_job, found_by, judge, message, pair
 
 
@@ -66,3 +67,19 @@ def facing_each_other() -> JobState:
 def test_two_ranks_that_face_each_other_at_a_line_of_their_own_are_a_cycle_though_others_expect_them() -> None:
     finding = decide(facing_each_other()).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("p2p-deadlock-cycle", (1, 2))
+
+
+def test_partners_that_both_receive_first_are_a_cycle_though_one_has_received_at_that_line_from_another() -> None:
+    ranks = pair(4)
+    for i, ways in enumerate((1, 3, 1)):
+        for rank in ranks:
+            partner, t = rank.rank ^ ways, 100 * i
+            order = (("recv", 8), ("send", 9)) if rank.rank < partner else (("send", 3), ("recv", 4))
+            for later, (op, line) in enumerate(order):
+                message(rank, op, partner, t + 10 * later, t + 10 * later + 9, line=line)
+    for rank in ranks:
+        message(rank, "recv", rank.rank ^ 3, 400, line=8)
+    place = SourcePlace(in_loop=True, following=frozenset({("send", 9)}))
+    verdict = judge(ranks, exit_status=None, find_place=lambda _, line: place if line == 8 else None)
+    found = [(finding.kind, finding.culprit_ranks) for finding in verdict.findings]
+    assert found == [("p2p-deadlock-cycle", (0, 3)), ("p2p-deadlock-cycle", (1, 2))]
