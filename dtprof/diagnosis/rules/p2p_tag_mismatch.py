@@ -43,10 +43,16 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
             guilty = [r for r, o in operations.items() if _breaks_rhythm(job, r, o)]
             if len(guilty) != 1:
                 guilty = [r for r, o in operations.items() if _is_unheard_of(job, r, o)]
-            culprits = tuple(guilty) if len(guilty) == 1 else tuple(sorted(operations))
             facts = [f"rank {r}: {message_words(o)}{at_line(o.site)}" for r, o in sorted(operations.items())]
+            advice = "Give both ends the same tag."
             if len(guilty) == 1:
                 facts.append(f"rank {guilty[0]} does not go on as it had with its tags here before")
+            elif len(met := {r: others for r, o in operations.items() if (others := _met_with(job, r, o))}) == 1:
+                ((sound, others),) = met.items()
+                guilty = [r for r in operations if r != sound]
+                facts.append(f"rank {sound} used the same tags with {list_ranks(others)}, this one as well")
+                advice = f"Give both ends the same tag: look for a message that rank {guilty[0]} left out before."
+            culprits = tuple(guilty) if len(guilty) == 1 else tuple(sorted(operations))
             yield message_finding(
                 "p2p-tag-mismatch",
                 f"{capitalised([wait.rank])} and {list_ranks([peer])} wait for each other with different tags: "
@@ -56,7 +62,7 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
                 culprits=culprits,
                 confidence=0.9,
                 facts=tuple(facts),
-                advice="Give both ends the same tag.",
+                advice=advice,
             )
 
 
@@ -102,6 +108,21 @@ def _is_unheard_of(job: JobState, rank: int, operation: Operation) -> bool:
         if (c.group, c.peer, c.sends) == (operation.group, operation.peer_rank, operation.op == "send")
     ]
     return operation.nth == 0 and len(same_way) > 1
+
+
+def _met_with(job: JobState, rank: int, operation: Operation) -> list[int]:
+    """Return the peers with which the rank, at this line, completed all tags that it did with this one, and this tag.
+
+    As a server does that counts the rounds of all its workers.
+    """
+    tags: dict[int, set[int]] = {}
+    for o in job.ranks[rank].operations:
+        if o.p2p and o.done and o.site is not None and (o.op, o.site) == (operation.op, operation.site):
+            tags.setdefault(o.peer_rank, set()).add(o.tag)
+    own = tags.pop(operation.peer_rank, set())
+    if not own or operation.tag in own:
+        return []
+    return sorted(peer for peer, met in tags.items() if own | {operation.tag} <= met)
 
 
 def _breaks_rhythm(job: JobState, rank: int, operation: Operation) -> bool:

@@ -1,5 +1,7 @@
 """Both ends of a message wait, with different tags."""
 
+import pytest
+
 from dtprof.diagnosis.job_state import JobState
 from tests.diagnosis.judging import build_job, found_by, message, pair
 
@@ -66,3 +68,28 @@ def test_where_tags_come_in_rounds_the_end_that_leaves_their_order_is_named() ->
     message(ranks[1], "recv", 0, 1000, line=5, tag=0)
     finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks) == ("p2p-tag-mismatch", (0,))
+
+
+@pytest.mark.parametrize(
+    ("tags", "culprits"),
+    [
+        ((0, 1, 2), (2,)),
+        ((0, 1), (0, 2)),  # the tag is new with both
+        ((2, 5, 6), (0, 2)),  # each worker has tags of its own
+    ],
+)
+def test_a_worker_that_passes_over_a_tag_is_named_where_the_server_met_another_one_with_it(
+    tags: tuple[int, ...], culprits: tuple[int, ...]
+) -> None:
+    ranks = pair(3)
+    for step, tag in enumerate(tags):
+        t = 100 * step
+        message(ranks[1], "send", 0, t, t + 9, line=4, tag=tag)
+        message(ranks[0], "recv", 1, t, t + 9, line=5, tag=tag)
+        if step < 2:
+            message(ranks[2], "send", 0, t + 10, t + 19, line=4, tag=step)
+            message(ranks[0], "recv", 2, t + 10, t + 19, line=5, tag=step)
+    message(ranks[2], "send", 0, 300, line=4, tag=3)
+    message(ranks[0], "recv", 2, 300, line=5, tag=2)
+    finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-tag-mismatch", culprits)
