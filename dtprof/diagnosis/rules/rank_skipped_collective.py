@@ -206,11 +206,11 @@ def _made_before(rank: RankState, operation: Operation) -> bool:
 
 
 def _references(collective: OpenCollective) -> list[int]:
-    """Return a rank of the largest set of waiting ranks that wait at the same line, or of each that is as large."""
-    counted = Counter(operation.label for operation in collective.waiting.values())
-    most = max(counted.values())
-    usual = [label for label, count in counted.items() if count == most]
-    return [next(rank for rank, o in collective.waiting.items() if o.label == label) for label in usual]
+    """Return a rank of the largest set of waiting ranks that wait at the same place, or of each that is as large."""
+    places = {rank: (o.label, o.numel if o.op in SIZES_AGREE else -1) for rank, o in collective.waiting.items()}
+    counted = Counter(places.values())
+    usual = [place for place, count in counted.items() if count == max(counted.values())]
+    return [next(rank for rank, own in places.items() if own == place) for place in usual]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +273,8 @@ def _skipped(
                 return None  # its source comes to it after all: an order of its own, no skip
             if _is_one_call_on_two_groups(a, b):
                 return None  # the line takes groups by turns: another order, or the wrong handle
+            if _begins_with_the_last(ours, at, b):
+                return None  # the other order of a loop over tensors, rather than all of them skipped but the last
             # The same line with another size than ever before is a size mismatch, not a call that others skipped.
             goes_on = (
                 bool(steps)
@@ -303,6 +305,17 @@ def _skipped(
                 return None  # one more round of an inner loop, before the step that the others have made
             return Skip(operation=a, fits_steps=not steps or _fits_steps(a, b, steps, theirs, there))
     return None
+
+
+def _begins_with_the_last(usual: Sequence[Operation], at: int, other: Operation) -> bool:
+    """Say whether a place is the first call of its line in a step, and the other call the last of the step before."""
+    first = usual[at]
+    if first.step is None or first.label != other.label:
+        return False
+    if any(o.step == first.step and o.label == first.label for o in usual[:at]):
+        return False
+    before = [o for o in usual[:at] if o.step == first.step - 1 and o.label == first.label]
+    return len(before) > 2 and _alike(before[-1], other)
 
 
 def _begins_next_step(usual: tuple[Sequence[Operation], int], other: tuple[Sequence[Operation], int]) -> bool:

@@ -129,8 +129,19 @@ def _comes_next(job: JobState, rank: int, operation: Operation) -> bool:
         and before.done
         and after.op == operation.op
         and after.step == before.step
+        and not _is_further_up(after, before)
     ]
     return bool(following) and following.count(operation.group) * 2 > len(following)
+
+
+def _is_further_up(a: Operation, b: Operation) -> bool:
+    """Say whether one call lies before another in their function: made after it, it is of the next round."""
+    return (
+        a.site is not None
+        and b.site is not None
+        and (a.site.file, a.site.function) == (b.site.file, b.site.function)
+        and a.site.line < b.site.line
+    )
 
 
 def _blocking_collectives(job: JobState) -> dict[int, Operation]:

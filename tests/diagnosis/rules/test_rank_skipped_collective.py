@@ -919,3 +919,30 @@ def test_a_rank_whose_thread_died_left_out_the_calls_of_its_group(*, raised: boo
     finding = judge(ranks, exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
     assert raised == (19 in {site.line for site in finding.culprit_call_sites.values()})
+
+
+@pytest.mark.parametrize(
+    ("culprit", "begun", "instead", "kind"),
+    [
+        (0, 1, 24, "rank-skipped-collective"),
+        (2, 1, 24, "rank-skipped-collective"),
+        (0, 0, 32, "size-mismatch"),  # from the last on: another order
+    ],
+)
+def test_who_skips_a_tensor_of_a_loop_is_told_by_its_size_whoever_comes_first(
+    culprit: int, begun: int, instead: int, kind: str
+) -> None:
+    """One line reduces gradients of 8, 16, 24 and 32 bytes in each step; in the last the culprit leaves this order."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        site = rank.site("all_reduce", line=60)
+        for step in range(3):
+            for nth in range(4):
+                t = step * STEP + 10 * nth
+                rank.op("all_reduce", t, t + 9, site=site, nbytes=8 + 8 * nth, step=step)
+        for _ in range(begun):
+            rank.op("all_reduce", 3 * STEP, 3 * STEP + 9, site=site, nbytes=8, step=3)
+        nbytes = instead if rank.rank == culprit else 8 + 8 * begun
+        rank.op("all_reduce", 3 * STEP + 10, site=site, nbytes=nbytes, step=3)
+    finding = judge(ranks, statuses={1: (-6, 3_000_000_000)}, exit_status=1, stalled=False).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (culprit,))

@@ -239,3 +239,20 @@ def test_a_group_that_the_line_takes_later_in_each_round_was_entered_too_early(f
             rank.op("all_reduce", 420, group=groups["column"], site=site, nbytes=8)
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(("line", "kind"), [(20, "wrong-group"), (40, "group-order-inversion")])
+def test_a_group_of_the_next_round_is_no_group_of_the_next_call(line: int, kind: str) -> None:
+    """Without steps the source tells rounds: a line further up is of the next one."""
+    ranks = pair(4)
+    for rank in ranks:
+        team = rank.group(f"team{rank.rank // 2}", (rank.rank // 2 * 2, rank.rank // 2 * 2 + 1))
+        of_team, of_all = rank.site("all_reduce", line=line), rank.site("all_reduce", line=30)
+        for t in (0, 100, 200):
+            rank.op("all_reduce", t, t + 9, group=team, site=of_team, nbytes=64)
+            rank.op("all_reduce", t + 20, t + 29, site=of_all, nbytes=8)
+        if line < 30:
+            rank.op("all_reduce", 300, 309, group=team, site=of_team, nbytes=64)
+        rank.op("all_reduce", 320, group=team if rank.rank == 1 else 0, site=of_all, nbytes=8)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
