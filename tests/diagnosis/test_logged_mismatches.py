@@ -101,6 +101,20 @@ def test_two_that_both_receive_wait_in_a_circle(diagnose_texts: Diagnose) -> Non
     assert (finding.kind, finding.culprit_ranks) == ("p2p-deadlock-cycle", (0, 1))
 
 
+def test_a_send_and_a_receive_that_a_closed_connection_ended_do_not_wait_for_each_other(
+    diagnose_texts: Diagnose,
+) -> None:
+    calls = {0: ("recv", "dist.recv(x, src=1)"), 1: ("send", "dist.send(x, 0)")}
+    verdict = diagnose_texts(
+        "\n".join(
+            texts.traceback(texts.GLOO_LOST, line=30 + rank, source=source, call=call, prefix=f"[rank{rank}]: ")
+            for rank, (call, source) in calls.items()
+        )
+    )
+    assert verdict.findings == ()
+    assert "lost a peer" in " ".join(verdict.cannot_tell)
+
+
 def test_receiver_that_takes_no_part_is_the_culprit(diagnose_texts: Diagnose) -> None:
     text = "\n".join(
         [

@@ -40,7 +40,8 @@ def find_waits(job: LoggedJob) -> Suspicion:
             "the others may not have come, or it may be one operation too many"
         )
         return _no_culprit(job, fronts, reason) if late else reason
-    if messages := find_messages(job, fronts, exited | running):
+    # Connections that were closed in the middle of a message tell of an end, not of what was never sent.
+    if (late or exited) and (messages := find_messages(job, fronts, exited | running)):
         return messages
     # Gradients and the program's own all_reduce are distinguished: they cannot be one call.
     ops = {rank: _reported_op(trace) or trace.call for rank, trace in fronts.items()}
