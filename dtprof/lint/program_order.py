@@ -46,6 +46,11 @@ class SourcePlace:
     # of `raise SystemExit` and of `with contextlib.suppress`
     handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
+    def is_other_branch(self, other: "SourcePlace") -> bool:
+        """Say whether the program comes to this place or to the other by one `if`."""
+        is_same_if = self.conditions == other.conditions and self.loops == other.loops
+        return is_same_if and bool(self.branches and other.branches) and self.branches[0] != other.branches[0]
+
 
 def read_places(path: Path) -> dict[int, SourcePlace]:
     """Return the places of all statements of a file, by each of their lines.

@@ -159,9 +159,7 @@ def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, r
     if (skipped.site.file, skipped.site.function) != (now.site.file, now.site.function):
         return False
     # Of a function that is called for each, as a hook is, one call makes the one or the other branch of an `if`.
-    are_branches = bool(here.branches and there.branches) and here.branches[0] != there.branches[0]
-    is_one_if = are_branches and here.conditions == there.conditions and here.loops == there.loops
-    return skipped.site.line == now.site.line or is_one_if
+    return skipped.site.line == now.site.line or here.is_other_branch(there)
 
 
 def find_left_loop(case: Case) -> Iterator[Finding]:

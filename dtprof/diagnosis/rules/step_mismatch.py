@@ -194,6 +194,13 @@ def _take_turns(job: JobState, a: Operation, b: Operation) -> bool:
     return any(asked) and {*asked[0]} <= {*here.counted} and {*asked[1]} <= {*there.counted}
 
 
+def _have_roles(job: JobState, a: Operation, b: Operation) -> bool:
+    """Say whether one `if` leads to two lines by more than counters, as by the rank: they may rightly meet."""
+    here, there = job.place_in_source(a.site), job.place_in_source(b.site)
+    is_one_if = here is not None and there is not None and here.is_other_branch(there) and _is_same_function(a, b)
+    return is_one_if and not _take_turns(job, a, b)
+
+
 def _is_same_function(a: Operation, b: Operation) -> bool:
     return (
         a.site is not None and b.site is not None and (a.site.file, a.site.function) == (b.site.file, b.site.function)
@@ -323,6 +330,8 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
         tie = False
     seq = start + first.at
     present = at_position(job.ranks, tables, seq)
+    if first.at == 0 and not job.went_wrong and _have_roles(job, *_both_sides(job, present, culprits)):
+        return None
     if clock == "step" and not job.went_wrong and _call_alike(cut, shortest):
         return _optimizer_finding(job, group, present, culprits, seq=seq, tie=tie)
     return _finding(job, group, present, culprits, first, seq=seq, tie=tie)

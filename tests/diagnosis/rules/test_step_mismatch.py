@@ -330,44 +330,41 @@ def test_ranks_that_resumed_at_other_steps_pair_calls_of_other_steps(
     )
 
 
-@pytest.mark.parametrize(
-    ("begins", "counted", "culprits"),
-    [
-        ((0, 1, 0), (11,), (1,)),
-        ((0, 1), (11,), (0, 1)),
-        ((0, 1, 0), (), None),  # a condition on the rank or on data: roles, or batches, that differ by design
-        ((0, 1, 0, 1), (11,), None),  # nobody can say who is apart
-        ((0, 0, 0), (11,), None),
-    ],
-)
-def test_a_rank_that_began_with_the_other_of_two_turns_pairs_each_of_its_own_with_the_other(
-    begins: tuple[int, ...], counted: tuple[int, ...], culprits: tuple[int, ...] | None
-) -> None:
-    """`average` is called from line 12 and from line 14 by turns, as for the two models of a GAN."""
+def taking_turns(begins: tuple[int, ...], *, is_counted: bool, makes_steps: bool) -> list[tuple[tuple[int, ...], int]]:
+    """Return whom the verdict names, and the first line, where `average` is called from lines 12 and 14 by turns."""
     ranks = [RankBuilder(rank, len(begins)) for rank in range(len(begins))]
     for rank, begin in zip(ranks, begins, strict=True):
         for turn in range(begin, begin + 12):
             t = 100 * turn
             site = rank.site("all_reduce", line=7, function="average", callers=(("train", 14 if turn % 2 else 12),))
-            rank.op("all_reduce", t, t + 9, site=site, nbytes=8, step=turn - begin)
+            rank.op("all_reduce", t, t + 9, site=site, nbytes=8, step=turn - begin if makes_steps else 0)
 
     def place(_: str, line: int) -> SourcePlace | None:
-        branch = {12: (12, 12), 14: (14, 14)}.get(line)
-        return branch and SourcePlace(
-            in_loop=True,
-            following=frozenset(),
-            loops=((10, 14),),
-            branches=(branch,),
-            conditions=(11, 5),
-            counted=counted,
+        counted, loops, branches = (11,) if is_counted else (), ((10, 14),), ((line, line),)
+        known = SourcePlace(
+            in_loop=True, following=frozenset(), loops=loops, branches=branches, conditions=(11, 5), counted=counted
         )
+        return known if line in (12, 14) else None
 
     findings = decide(build_job(ranks, exit_status=0, stalled=False, find_place=place)).findings
-    assert [(finding.kind, finding.culprit_ranks, finding.seq) for finding in findings] == (
-        [] if culprits is None else [("step-mismatch", culprits, 0)]
-    )
-    for finding in findings:
-        assert {site.line for site in finding.culprit_call_sites.values()} <= {12, 14}
+    assert {finding.kind for finding in findings} <= {"step-mismatch"}
+    return [(finding.culprit_ranks, finding.culprit_call_sites[finding.culprit_ranks[0]].line) for finding in findings]
+
+
+@pytest.mark.parametrize("makes_steps", [True, False])
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_branches_that_meet_are_roles_unless_ranks_take_turns_by_a_counter(is_counted: bool, makes_steps: bool) -> None:
+    """As the two models of a GAN, of which rank 1 begins with the other; a condition on the rank is by design."""
+    found = taking_turns((0, 1, 0), is_counted=is_counted, makes_steps=makes_steps)
+    assert found == [((1,), 14)] * is_counted
+    assert not taking_turns((0, 0, 0), is_counted=is_counted, makes_steps=makes_steps)
+
+
+@pytest.mark.parametrize(("begins", "found"), [((0, 1), [((0, 1), 12)]), ((0, 1, 0, 1), [])])
+def test_of_ranks_that_take_turns_by_halves_nobody_can_say_who_is_apart(
+    begins: tuple[int, ...], found: list[tuple[tuple[int, ...], int]]
+) -> None:
+    assert taking_turns(begins, is_counted=True, makes_steps=True) == found
 
 
 def test_a_rank_that_left_the_training_early_and_ended_skipped_its_last_rounds() -> None:
