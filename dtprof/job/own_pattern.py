@@ -141,6 +141,21 @@ def _is_in_a_row(operations: Sequence[Operation], at: int) -> bool:
     return at >= 2 and len({_label(operation) for operation in operations[at - 2 : at + 1]}) == 1
 
 
+def turns_by_round(operations: Sequence[Operation], turn: Operation, end: Operation) -> list[int]:
+    """Return how often a rank made a call between each two runs of another one, and since: its turns of a loop.
+
+    A first round whose begin is lost is omitted.
+    """
+    newest = operations[-NEWEST:]
+    counts = [0]
+    for operation in newest:
+        if _label(operation) == _label(end):
+            counts.append(0)
+        elif _label(operation) == _label(turn):
+            counts[-1] += 1
+    return [count for i, count in enumerate(counts) if count and (i or len(newest) == len(operations))]
+
+
 def newest_departure(operations: Sequence[Operation], expected: Hashable) -> int | None:
     """Return the newest place at which a rank issued another operation than in its earlier rounds, one of that label.
 

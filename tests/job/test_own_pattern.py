@@ -12,6 +12,7 @@ from dtprof.job.own_pattern import (
     is_short_in_step,
     keeps_pattern,
     newest_departure,
+    turns_by_round,
     usual_operation,
 )
 from dtprof.records.sites import Site
@@ -167,3 +168,12 @@ def test_callers_tell_collectives_apart_and_no_messages() -> None:
     other = replace(collective, site=at_line("A"))
     assert (collective.label == other.label, collective.place == other.place) == (False, True)
     assert replace(collective, p2p=True).label == replace(other, p2p=True).label
+
+
+@pytest.mark.parametrize(
+    ("program", "turns"),
+    [("aaab" * 2 + "aab", [3, 3, 2]), ("aaabb" * 2 + "aa", [3, 3, 2]), ("baab", [2]), ("bb", []), ("xaxab", [2])],
+)
+def test_turns_of_a_loop_are_counted_between_calls_of_what_follows_it(program: str, turns: list[int]) -> None:
+    (a, b), operations = rounds("ab"), rounds(program)
+    assert turns_by_round(operations, a, b) == turns

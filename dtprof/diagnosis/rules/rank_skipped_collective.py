@@ -30,7 +30,7 @@ from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import MAX_ALIKE, find_departures, is_short_in_step, keeps_pattern, usual_operation
+from dtprof.job.own_pattern import MAX_ALIKE, MIN_ALIKE, find_departures, is_short_in_step, keeps_pattern, turns_by_round, usual_operation
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records import codes
 from dtprof.records.sites import Site
@@ -81,7 +81,10 @@ def find_skip(case: Case) -> Iterator[Finding]:
         # Where more than half went on alike, the reference made a call too many: no skip.
         if len(culprits) <= (len(others) + 1) // 2:
             found = _skip_finding(job, earliest, culprits, confidence=0.95 if 2 * len(culprits) <= len(others) else 0.8)
-            if all(_may_have_swapped(job, reference, earliest, job.ranks[rank]) for rank in culprits):
+            early = [_turns_words(job.ranks[rank], earliest) for rank in culprits]
+            early = early if all(early) else []
+            found = replace(found, evidence=(*early, *found.evidence))
+            if not early and all(_may_have_swapped(job, reference, earliest, job.ranks[rank]) for rank in culprits):
                 found = replace(
                     found, confidence=0.7 if len(others) > 1 else 0.6, evidence=(*found.evidence, OR_SWAPPED)
                 )
@@ -89,7 +92,7 @@ def find_skip(case: Case) -> Iterator[Finding]:
             if all(_cannot_have_come_round(job, (reference, earliest), job.ranks[rank]) for rank in culprits):
                 yield _more_turns(job, found, (reference, earliest))
                 return
-            if all(skips[rank].fits_steps for rank in culprits):
+            if early or all(skips[rank].fits_steps for rank in culprits):
                 yield found
                 return
             if (one_more := _one_more_turn(job, found, (reference, earliest))) is not None:
@@ -656,6 +659,23 @@ def _cannot_have_come_round(job: JobState, after: tuple[RankState, Operation], r
     return is_inside and not any(place.loops for place in around)
 
 
+def _turns_words(rank: RankState, turn: Operation) -> str:
+    """Say that a rank made fewer turns of a loop than in each of its rounds before, and went on to its next call.
+
+    Empty where it did not, or has made more of the next call than ever.
+    """
+    now = rank.first_blocking
+    if now is None or now.label == turn.label:
+        return ""
+    *before, made = turns_by_round(rank.operations, turn, now) or [0]
+    *others, again = turns_by_round(rank.operations, now, turn) or [0]
+    if len(before) < MIN_ALIKE or not 0 < made < min(before) or again > min(others, default=0):
+        return ""
+    newest = "once" if made == 1 else f"{made} times"
+    usual = f"{min(before)} times{' or more' if len({*before}) > 1 else ''}"
+    return f"rank {rank.rank} made this call {newest} in its newest round, and {usual} in each before"
+
+
 def _is_one_more_in_a_row(rank: RankState, current: Operation) -> bool:
     """Say whether a rank is in a call that it made more than once in a row before, in one step, as a loop makes it."""
     newest = rank.operations[-3:]
@@ -780,7 +800,7 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
         ended = f"has completed {plural(steps, 'step')} and " if steps is not None else ""
         facts.append(f"rank {rank} {ended}{doing}{at_line(now.get(rank))}")
     facts.append(f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{at_line(skipped.site)}")
-    name = capitalised(culprits)
+    name, first = capitalised(culprits), job.ranks[culprits[0]].first_blocking
     words = f"{wait_words(tuple(sorted(waiting)))} in it"
     if not waiting:  # it met another operation, and both completed: the group hangs later
         waiting = {
@@ -804,8 +824,7 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
     }
     return Finding(
         kind="rank-skipped-collective",
-        summary=f"{name} never entered {skipped.op} #{skipped.seq} of {group_words(group)}"
-        f"{at_line(skipped.site)}; {words}.",
+        summary=f"{name} never entered {operation_words(job, skipped, beside=first)}; {words}.",
         culprit_ranks=culprits,
         waiting_ranks=blocked,
         confidence=confidence,
@@ -859,9 +878,12 @@ def _without_counted(ways: list[tuple[Site, str]]) -> list[tuple[Site, str]]:
 def _one_more_turn(job: JobState, skip: Finding, made: tuple[RankState, Operation]) -> Finding | None:
     """Return the finding for ranks in one more turn of an inner loop that the others have left for what was skipped.
 
-    They are not as many steps further as a later round would be.
+    They are not as many steps further as a later round would be, and have made more turns than in any round before.
     """
     now = first_blocking_of(job, skip.culprit_ranks)
+    turns = [turns_by_round(job.ranks[rank].operations, o, made[1]) or [0] for rank, o in now.items()]
+    if any(newest <= max(before, default=0) for *before, newest in turns):
+        return None
     is_inside = [
         _is_one_more_in_a_row(job.ranks[rank], o) or _is_in_a_loop_of_its_own(job, made, (job.ranks[rank], o))
         for rank, o in now.items()

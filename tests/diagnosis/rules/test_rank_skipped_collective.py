@@ -639,6 +639,31 @@ def test_one_more_turn_of_an_inner_loop_that_makes_steps_skips_nothing(
 
 
 @pytest.mark.parametrize(
+    ("policy", "critic", "kind"), [(3, 1, "rank-skipped-collective"), (4, 3, "step-mismatch")]
+)
+def test_who_makes_fewer_turns_of_one_loop_has_not_made_one_more_of_the_next(
+    policy: int, critic: int, kind: str
+) -> None:
+    """Four steps of line 10 a round, by loop 9, then two of line 20, by loop 19; rank 1 makes others in the last."""
+    ranks = pair(3)
+    for rank in ranks:
+        lines = (10, 10, 10, 10, 20, 20) * 3
+        lines += (10,) * policy + (20,) * critic if rank.rank == 1 else (10, 10, 10, 10, 20, 20, 10)[: policy + critic]
+        for i, line in enumerate(lines):
+            done = 20 * i + 9 if i < len(lines) - 1 else None
+            rank.op("all_reduce", 20 * i, done, site=rank.site("all_reduce", line=line), step=i, nbytes=4 * line)
+    loops = {10: ((9, 10), (6, 30)), 20: ((19, 20), (6, 30))}
+    places = {
+        line: SourcePlace(in_loop=True, following=frozenset(), loops=around, fixed_loops=(9, 19), ways_past=way)
+        for (line, around), way in zip(loops.items(), (((8, "break"),), ()), strict=True)
+    }
+    finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+    said = "rank 1 made this call 3 times in its newest round, and 4 times in each before"
+    assert (said in finding.evidence) == (policy == 3)
+
+
+@pytest.mark.parametrize(
     ("is_around", "kind"), [(True, "rank-skipped-collective"), (False, "collective-order-mismatch")]
 )
 def test_a_call_at_the_line_of_a_with_whose_block_was_entered_is_made_at_its_end(*, is_around: bool, kind: str) -> None:
