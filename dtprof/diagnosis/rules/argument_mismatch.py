@@ -142,6 +142,9 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
             else f"{who} {'has' if is_one else 'have'} {shown[culprits[0]]}, the others {shown[usual]} ({op})"
         )
         summary = f"Operation #{seq} of {group_words(group)} has different {WORDS[found.argument]}: {tail}."
+    advice = "Compare the two lines: every member must make the same call at this position."
+    if is_other_call and not again and (own := sites.get(culprits[0])) is not None:
+        advice = f"Make the call{at_line(own)} on every member of the group, or on none."
     at_one_line = len({(site.file, site.line) for site in sites.values()}) == 1
     blocked = () if passed else tuple(sorted({*victims(job, set(culprits)), *(set(present) - set(culprits))}))
     return Finding(
@@ -160,7 +163,7 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         advice=(
             "Compare what the ranks pass at this line: every member must make the same call at this position."
             if at_one_line
-            else "Compare the two lines: every member must make the same call at this position.",
+            else advice,
         ),
     )
 

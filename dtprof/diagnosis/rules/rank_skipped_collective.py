@@ -30,7 +30,15 @@ from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import MAX_ALIKE, MIN_ALIKE, find_departures, is_short_in_step, keeps_pattern, turns_by_round, usual_operation
+from dtprof.job.own_pattern import (
+    MAX_ALIKE,
+    MIN_ALIKE,
+    find_departures,
+    is_short_in_step,
+    keeps_pattern,
+    turns_by_round,
+    usual_operation,
+)
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records import codes
 from dtprof.records.sites import Site
@@ -559,8 +567,21 @@ def _has_passed(job: JobState, before: tuple[RankState, Operation], past: tuple[
     is_around = first.block is not None and first.block[0] <= x <= first.block[1]
     # What a library calls there, as contextlib does, shows the line of the `with` alone: once inside, it is the end.
     has_been_inside = common == len(b) - 1 and not first.loops and any(_alike(o, before[1]) for o in past[0].operations)
-    leaves_block = is_around and (_is_at_exit(b, known, common + 1) or has_been_inside)
-    return leaves_block or any(line == y for _, line in here.following)
+    if is_around and (_is_at_exit(b, known, common + 1) or has_been_inside):
+        return True
+    if _steps_between(before[1], past[1]) == 0 and _makes_step_between(job, a[common], b[common]):
+        return False  # it is at the end of the round before
+    return any(line == y for _, line in here.following)
+
+
+def _makes_step_between(job: JobState, earlier: Site, later: Site) -> bool:
+    """Say whether the source makes an optimizer step between two lines of a function, whatever it does there."""
+    here, there = job.place_in_source(earlier), job.place_in_source(later)
+    if here is None or there is None or any(word.startswith("except") for _, word in there.ways_past):
+        return False
+    lines = (line for name, line in here.following if name == "step" and earlier.line < line < later.line)
+    steps = [place for line in lines if (place := job.place_in_source(replace(earlier, line=line))) is not None]
+    return there.handler is None and any({*step.branches} <= {*there.branches} for step in steps)
 
 
 def _is_made_in_round(rank: RankState, mark: Operation, wanted: Operation) -> bool:

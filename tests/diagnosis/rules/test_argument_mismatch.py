@@ -264,6 +264,8 @@ def test_a_call_under_a_condition_of_its_own_is_another_call_and_no_other_size(
     is_own = kind == "collective-order-mismatch"
     assert ("rank 0 makes a call of its own, all_reduce at /home/me/train.py:70" in finding.summary) == is_own
     assert finding.summary.endswith(", with other sizes." if is_own else " elements (all_reduce).")
+    own = "Make the call at /home/me/train.py:70 (main) on every member of the group, or on none."
+    assert (finding.advice == (own,)) == is_own
 
 
 @pytest.mark.parametrize("lines", [(60, 60), (60, 61)])

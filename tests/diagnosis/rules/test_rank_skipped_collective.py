@@ -477,6 +477,34 @@ def test_who_is_in_a_call_that_the_source_always_comes_to_after_that_of_the_othe
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
 
 
+@pytest.mark.parametrize(
+    ("ahead", "branches", "kind"),
+    [
+        (0, (), "collective-order-mismatch"),  # it has not made the step of that round: a call of its own
+        (1, (), "rank-skipped-collective"),
+        (0, ((12, 12),), "rank-skipped-collective"),  # the step may have been left out, too
+    ],
+)
+def test_who_has_not_made_the_step_after_the_call_of_the_others_is_at_the_end_of_the_round_before(
+    ahead: int, branches: tuple[tuple[int, int], ...], kind: str
+) -> None:
+    """Line 10 reduces, 12 makes the step, and 14 gathers on rank 0, for the first time."""
+    ranks = pair(3)
+    for rank in ranks:
+        for step in range(4):
+            rank.op("all_reduce", step * STEP, step * STEP + 9, site=rank.site(line=10), step=step, nbytes=8)
+        if rank.rank == 0:
+            rank.op("all_gather", 4 * STEP, site=rank.site(line=14), step=4 + ahead, nbytes=64)
+        else:
+            rank.op("all_reduce", 4 * STEP, site=rank.site(line=10), step=4, nbytes=8)
+    loop, after = ((8, 16),), frozenset({("step", 12), ("gather", 14)})
+    places = {14: SourcePlace(in_loop=True, following=frozenset(), loops=loop)}
+    places[10] = SourcePlace(in_loop=True, following=after, loops=loop)
+    places[12] = SourcePlace(in_loop=True, following=frozenset(), loops=loop, branches=branches)
+    finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+
+
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_a_skip_is_seen_across_the_groups_of_an_axis(steps_ahead: int) -> None:
     """Rank 3 goes on without the clip of line 31, into the next step; or swaps it with a call of its row, maybe."""
@@ -638,9 +666,7 @@ def test_one_more_turn_of_an_inner_loop_that_makes_steps_skips_nothing(
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
 
 
-@pytest.mark.parametrize(
-    ("policy", "critic", "kind"), [(3, 1, "rank-skipped-collective"), (4, 3, "step-mismatch")]
-)
+@pytest.mark.parametrize(("policy", "critic", "kind"), [(3, 1, "rank-skipped-collective"), (4, 3, "step-mismatch")])
 def test_who_makes_fewer_turns_of_one_loop_has_not_made_one_more_of_the_next(
     policy: int, critic: int, kind: str
 ) -> None:
