@@ -8,6 +8,7 @@ from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.parting_calls import align_frames
 from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
@@ -15,6 +16,7 @@ from dtprof.job import agreement
 from dtprof.job.agreement import Disagreement, disagreement_at, sizes_at
 from dtprof.job.group_collectives import at_position, group_tables, line_of
 from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import Operation
 from dtprof.records.codes import dtype_name, reduce_op_name
 from dtprof.records.sites import Site
 
@@ -143,7 +145,12 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         )
         summary = f"Operation #{seq} of {group_words(group)} has different {WORDS[found.argument]}: {tail}."
     advice = "Compare the two lines: every member must make the same call at this position."
-    if is_other_call and not again and (own := sites.get(culprits[0])) is not None:
+    comes_later = _comes_to_theirs_later(job, present, culprits)
+    if comes_later:
+        facts.append(
+            f"{who} {'comes' if is_one else 'come'} to the call of the others after {'its' if is_one else 'their'} own"
+        )
+    if (comes_later or (is_other_call and not again)) and (own := sites.get(culprits[0])) is not None:
         advice = f"Make the call{at_line(own)} on every member of the group, or on none."
     at_one_line = len({(site.file, site.line) for site in sites.values()}) == 1
     blocked = () if passed else tuple(sorted({*victims(job, set(culprits)), *(set(present) - set(culprits))}))
@@ -186,6 +193,16 @@ def _is_other_call(job: JobState, group: GroupId, found: Disagreement) -> bool:
     tables = [table[table["seq"] < found.seq] for table in group_tables(job.ranks)[group].values()]
     known = [{int(line) for line in distinct(table["line"])} for table in tables]
     return not any(line_of(mine) in lines for lines in known) and any(line_of(theirs) in lines for lines in known)
+
+
+def _comes_to_theirs_later(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> bool:
+    """Say whether the source has the culprits' call under a condition, and that of the others after it for all."""
+    other = next((rank for rank in present if rank not in culprits), culprits[0])
+    a, b, common = align_frames(*((job.ranks[rank], present[rank]) for rank in (culprits[0], other)))
+    here, there = (job.place_in_source(frames[common]) if common is not None else None for frames in (a, b))
+    if here is None or there is None or common is None or not {*there.branches} < {*here.branches}:
+        return False
+    return any(line == b[common].line for _, line in here.following)
 
 
 def _is_made_again(job: JobState, group: GroupId, found: Disagreement) -> bool:

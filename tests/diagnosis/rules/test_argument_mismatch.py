@@ -268,6 +268,25 @@ def test_a_call_under_a_condition_of_its_own_is_another_call_and_no_other_size(
     assert (finding.advice == (own,)) == is_own
 
 
+@pytest.mark.parametrize(("branches", "is_extra"), [(((70, 71),), True), ((), False)])
+def test_a_call_in_a_branch_before_that_of_the_others_is_to_be_made_by_all_or_none(
+    branches: tuple[tuple[int, int], ...], *, is_extra: bool
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        name, line = ("all_gather", 70) if rank.rank == 0 else ("barrier", 72)
+        rank.op(name, 100, site=rank.site(line=line), nbytes=8 * (rank.rank == 0))
+    places = {
+        70: SourcePlace(in_loop=True, following=frozenset({("barrier", 72)}), branches=branches),
+        72: SourcePlace(in_loop=True, following=frozenset()),
+    }
+    job = build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))
+    finding = found_by("argument_mismatch", job)[0]
+    assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (0,))
+    assert ("rank 0 comes to the call of the others after its own" in finding.evidence) == is_extra
+    assert finding.advice[0].endswith("on every member of the group, or on none.") == is_extra
+
+
 @pytest.mark.parametrize("lines", [(60, 60), (60, 61)])
 def test_another_argument_that_passed_at_one_line_is_a_fault_beside_a_hang(lines: tuple[int, int]) -> None:
     ranks = ranks_in_step(4, 3)
