@@ -18,6 +18,7 @@ from dtprof.job.group_collectives import (
     at_same_positions,
     checksum,
     find_common,
+    row_elements,
     rows_at,
 )
 from dtprof.job.groups import GroupId
@@ -192,14 +193,21 @@ def _find_bad_pairs(operations: Mapping[int, Operation]) -> list[BadPair]:
         first = min(rank for rank in sent if sent[rank] == usual)
         others = (rank for rank in sent if sent[rank] != usual)
         return [(first, rank, sent[first] // len(ranks), sent[rank] // len(ranks)) for rank in others]
+    row = _usual_row(operations)
     pairs = []
     for sender, mine in operations.items():
         for receiver, theirs in operations.items():
-            given = _share(mine, ranks.index(receiver), len(ranks), incoming=False)
-            wanted = _share(theirs, ranks.index(sender), len(ranks), incoming=True)
+            given = _share(mine, ranks.index(receiver), row, incoming=False)
+            wanted = _share(theirs, ranks.index(sender), row, incoming=True)
             if given is not None and wanted is not None and given != wanted:
                 pairs.append((sender, receiver, given, wanted))
     return pairs
+
+
+def _usual_row(operations: Mapping[int, Operation]) -> int:
+    """Return the elements of a row of an exchange, as the first rank with any has them."""
+    uneven = (operation for operation in operations.values() if operation.sizes is not None)
+    return next(filter(None, (row_elements(one.sizes, one.numel) for one in uneven if one.sizes is not None)), 1)
 
 
 def _changed(ranks: Ranks, tables: Tables, seq: int, pairs: Sequence[BadPair]) -> set[int]:
@@ -218,10 +226,10 @@ def _changed(ranks: Ranks, tables: Tables, seq: int, pairs: Sequence[BadPair]) -
         mine, theirs = before.get(sender), before.get(receiver)
         if mine is None or theirs is None:
             continue
-        members = mine.group.ranks
-        sent.append(_share(mine, members.index(receiver), len(members), incoming=False))
-        expected.append(_share(theirs, members.index(sender), len(members), incoming=True))
-        totals.append(_total_sent(mine))
+        members, row = mine.group.ranks, _usual_row(before)
+        sent.append(_share(mine, members.index(receiver), row, incoming=False))
+        expected.append(_share(theirs, members.index(sender), row, incoming=True))
+        totals.append(_elements_sent(mine))
     if len(sent) < _MIN_EARLIER:
         return set()
     sides = ((sender, sent, given), (receiver, expected, wanted))
@@ -229,7 +237,7 @@ def _changed(ranks: Ranks, tables: Tables, seq: int, pairs: Sequence[BadPair]) -
     if len(changes) == 1 or len({*totals}) > 1:
         return changes if len(changes) == 1 else set()
     now = at_position(ranks, tables, seq)[sender]
-    return {sender if _total_sent(now) != totals[0] else receiver}
+    return {sender if _elements_sent(now) != totals[0] else receiver}
 
 
 def _earlier_at_line(tables: Tables, rank: int, seq: int) -> list[int]:
@@ -241,13 +249,14 @@ def _earlier_at_line(tables: Tables, rank: int, seq: int) -> list[int]:
     return found
 
 
-def _total_sent(operation: Operation) -> int:
-    return sum(operation.sizes[0]) if operation.sizes is not None else operation.numel
+def _elements_sent(operation: Operation) -> int:
+    return operation.numel if operation.sizes is None or any(operation.sizes[0]) else 0
 
 
-def _share(operation: Operation, place: int, size: int, *, incoming: bool) -> int | None:
+def _share(operation: Operation, place: int, usual_row: int, *, incoming: bool) -> int | None:
     """Return the elements for, or from, one member; None where the splits are not those of the group."""
+    size = len(operation.group.ranks)
     if operation.sizes is None:
         return operation.numel // size
-    sizes = operation.sizes[1 if incoming else 0]
-    return sizes[place] if len(sizes) == size else None
+    rows = operation.sizes[1 if incoming else 0]
+    return rows[place] * (row_elements(operation.sizes, operation.numel) or usual_row) if len(rows) == size else None

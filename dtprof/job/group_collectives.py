@@ -53,6 +53,8 @@ SPLIT = "all_to_all"
 MAX_SPLITS = 1024
 """Exchanges of a group whose splits are compared once a job is over, the newest."""
 
+Splits = tuple[Sequence[int], Sequence[int]]
+"""Of an uneven exchange: what goes to, and comes from, each member, in rows."""
 Numbers = npt.NDArray[np.uint64]
 Tables = Mapping[int, Array]
 """The collectives of one group, by member: tables of COLLECTIVE by sequence number."""
@@ -223,18 +225,30 @@ def _balances(rows: Array, tables: RankTables, *, exchanges: Mask, newest: int) 
             continue
         mine = np.flatnonzero(exchanges & (rows["group"] == number))[-newest:]
         member, others = group.ranks.index(tables.rank), np.arange(len(group.ranks))
-        even = rows["numel"][mine] // len(others)
+        numel = rows["numel"][mine]
         # A job repeats few splits: each kind of them is summed up once.
-        _, kinds, at = np.unique(mix(rows["tag"][mine], even), return_index=True, return_inverse=True)
-        sizes = [_sizes(tables, int(rows["tag"][mine[kind]]), int(even[kind]), len(others)) for kind in kinds]
+        _, kinds, at = np.unique(mix(rows["tag"][mine], numel), return_index=True, return_inverse=True)
+        splits = [(tables.sizes.get(int(rows["tag"][mine[kind]])), int(numel[kind])) for kind in kinds]
+        row = next(filter(None, (row_elements(known, count) for known, count in splits if known)), 1)
+        sizes = [_elements(known, count, len(others), row) for known, count in splits]
         sent, wanted = (np.array(side) for side in zip(*sizes, strict=True))
         balance = (mix(member, others, sent) - mix(others, member, wanted)).sum(axis=1, dtype=np.uint64)
         balances[mine] = balance[at]
     return balances
 
 
-def _sizes(tables: RankTables, tag: int, even: int, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    uneven = tables.sizes.get(tag)
-    if uneven is None or len(uneven[0]) != count or len(uneven[1]) != count:
-        return [even] * count, [even] * count
-    return uneven
+def row_elements(splits: Splits, numel: int) -> int | None:
+    """Return the elements of a row of an uneven exchange, whose splits count rows; None of no rows.
+
+    The size is that of all sent, or of all received by a rank that sends none.
+    """
+    rows = sum(splits[0]) or sum(splits[1])
+    return numel // rows if rows and numel % rows == 0 else None
+
+
+def _elements(splits: Splits | None, numel: int, count: int, usual_row: int) -> tuple[list[int], list[int]]:
+    """Return the elements for, and from, each member of an exchange."""
+    if splits is None or len(splits[0]) != count or len(splits[1]) != count:
+        return [numel // count] * count, [numel // count] * count
+    row = row_elements(splits, numel) or usual_row
+    return [row * split for split in splits[0]], [row * split for split in splits[1]]

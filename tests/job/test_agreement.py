@@ -57,12 +57,28 @@ def test_an_exchange_is_compared_by_what_each_pair_sends_and_expects() -> None:
     def call(rank: RankBuilder, sent_by_2: int) -> None:
         sent = (1, 2, 3) if rank.rank != 2 else (1, sent_by_2, 3)
         rank.sizes[7] = (sent, (rank.rank + 1,) * 3)  # each expects as much from all as its number says
-        rank.op("all_to_all", 200, 210, nbytes=24, tag=7)
+        rank.op("all_to_all", 200, 210, nbytes=sum(sent), tag=7)
 
     assert compare(3, lambda rank: call(rank, 2)) is None
     found = compare(3, lambda rank: call(rank, 5))
     assert found is not None
     assert (found.argument, found.bad_pairs, found.minority) == ("sizes", [(2, 1, 5, 2)], (1, 2))
+
+
+@pytest.mark.parametrize(("wanted", "pairs"), [(1, None), (2, [(0, 1, 4, 8)])])
+def test_even_shares_are_compared_with_splits_that_count_rows(
+    wanted: int, pairs: list[tuple[int, int, int, int]] | None
+) -> None:
+    """Rows have 4 elements. Rank 0 has one for each, and one of each: even shares are recorded without splits."""
+
+    def call(rank: RankBuilder) -> None:
+        if rank.rank:
+            rows = (1, 0, 2) if rank.rank == 1 else (1, 2, 0)
+            rank.sizes[7] = (rows, (wanted, 0, 2) if rank.rank == 1 else rows)
+        rank.op("all_to_all", 200, 210, nbytes=12, tag=7 if rank.rank else 0)
+
+    found = compare(3, call)
+    assert (found and found.bad_pairs) == pairs
 
 
 @pytest.mark.parametrize(
@@ -87,9 +103,10 @@ def test_of_one_pair_that_does_not_fit_the_rank_that_leaves_its_pattern_is_the_m
     def call(rank: RankBuilder) -> None:
         for number, sent in enumerate([*earlier, newest]):
             wanted = 2 if rank.rank == 1 and number == len(earlier) else sent[rank.rank]
-            rank.sizes[number] = (sent if rank.rank == 2 else (1, 1, 1), (1, 1, wanted))
+            own = sent if rank.rank == 2 else (1, 1, 1)
+            rank.sizes[number] = (own, (1, 1, wanted))
             t = 200 + 100 * number
-            rank.op("all_to_all", t, t + 10, nbytes=24, tag=number, site=rank.site(line=9))
+            rank.op("all_to_all", t, t + 10, nbytes=sum(own), tag=number, site=rank.site(line=9))
 
     found = compare(3, call)
     assert found is not None
