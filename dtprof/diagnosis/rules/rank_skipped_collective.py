@@ -23,6 +23,7 @@ from dtprof.diagnosis.parting_calls import (
     hangs_on_a_counter,
     left_loops,
     operation_before,
+    part_sites,
 )
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT, find_apart
@@ -92,7 +93,7 @@ def find_skip(case: Case) -> Iterator[Finding]:
             early = [_turns_words(job.ranks[rank], earliest) for rank in culprits]
             early = early if all(early) else []
             found = replace(found, evidence=(*early, *found.evidence))
-            if not early and all(_may_have_swapped(job, reference, earliest, job.ranks[rank]) for rank in culprits):
+            if all(_may_have_swapped(job, reference, earliest, job.ranks[rank]) for rank in culprits):
                 found = replace(
                     found, confidence=0.7 if len(others) > 1 else 0.6, evidence=(*found.evidence, OR_SWAPPED)
                 )
@@ -164,13 +165,16 @@ def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, r
     before = reference.operations[at - 1].label if at else None
     if (newest[0].label if len(newest) > 1 else None) != before:
         return False
-    here, there = (job.place_in_source(site) for site in (skipped.site, now.site))
-    if here is None or there is None or skipped.site is None or now.site is None:
+    if skipped.site is None or now.site is None:
         return True
-    if (skipped.site.file, skipped.site.function) != (now.site.file, now.site.function):
+    ours, theirs = part_sites(job, skipped.site, now.site)
+    here, there = map(job.place_in_source, (ours, theirs))
+    if here is None or there is None:
+        return True
+    if (ours.file, ours.function) != (theirs.file, theirs.function):
         return False
     # Of a function that is called for each, as a hook is, one call makes the one or the other branch of an `if`.
-    return skipped.site.line == now.site.line or here.is_other_branch(there)
+    return ours.line == theirs.line or here.is_other_branch(there)
 
 
 def find_left_loop(case: Case) -> Iterator[Finding]:

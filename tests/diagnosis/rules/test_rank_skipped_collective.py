@@ -3,6 +3,7 @@
 import pytest
 
 from dtprof.diagnosis.job_state import JobState, Stack
+from dtprof.diagnosis.rules.rank_skipped_collective import OR_SWAPPED
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.sites import Site
@@ -997,3 +998,21 @@ def test_who_skips_a_tensor_of_a_loop_is_told_by_its_size_whoever_comes_first(
         rank.op("all_reduce", 3 * STEP + 10, site=site, nbytes=nbytes, step=3)
     finding = judge(ranks, statuses={1: (-6, 3_000_000_000)}, exit_status=1, stalled=False).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (culprit,))
+
+
+@pytest.mark.parametrize(("line", "may_have_swapped"), [(20, False), (10, True)])
+def test_calls_of_one_helper_come_in_the_order_of_the_lines_that_call_it(line: int, *, may_have_swapped: bool) -> None:
+    """Lines 10 and 20 call the helper of line 5, for other models; or both calls come by line 10."""
+    ranks = pair(3)
+    for rank in ranks:
+        sites = [rank.site(line=5, function="average", callers=(("main", at),)) for at in (10, line)]
+        for step in range(4):
+            for i, site in enumerate(sites):
+                if step == 3 and i == (rank.rank != 1):
+                    continue
+                done = STEP * step + 100 * i + 9 if step < 3 else None
+                rank.op("all_reduce", STEP * step + 100 * i, done, site=site, nbytes=64 + 8 * i, step=step)
+    places = {at: SourcePlace(in_loop=True, following=frozenset(), loops=((8, 22),)) for at in (5, 10, 20)}
+    finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, at: places.get(at))).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+    assert (OR_SWAPPED in finding.evidence) == may_have_swapped
