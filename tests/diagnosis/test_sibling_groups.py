@@ -91,3 +91,12 @@ def test_who_takes_another_group_in_the_first_step_than_all_others_at_this_call_
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     kind = "group-order-inversion" if swapped else "wrong-group"
     assert (finding.kind, finding.culprit_ranks) == (kind, (3,))
+
+
+def test_where_nobody_went_on_from_the_first_calls_of_a_line_they_may_be_in_another_order() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        groups = [rank.group(name, (0, 1, 2)) for name in (ROW, COLUMN)]
+        rank.op("all_reduce", 0, group=groups[rank.rank == 1], site=rank.site("all_reduce", line=30), nbytes=8, step=0)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("group-order-inversion", (1,))

@@ -354,10 +354,12 @@ def _call_unlike_siblings(job: JobState, member: RankState, awaited: Operation) 
         return None
     if not all(are_siblings(job, calls[at].group, awaited.group) for calls in others):
         return None
-    following = next((calls[at + 1] for calls in others if len(calls) > at + 1), None)
-    is_next = following is not None and are_siblings(job, following.group, own[at].group)
-    goes_on_otherwise = len(own) > at + 1 and own[at + 1].group != awaited.group
-    return own[at] if goes_on_otherwise or not is_next else None
+    if len(own) > at + 1:
+        return own[at] if own[at + 1].group != awaited.group else None
+    # The call after it of a rank that went on: another one of the line, or none, where that is done with.
+    went_on = [rank for rank, calls in made.items() if len(calls) > at and job.ranks[rank].operations[-1] != calls[at]]
+    after = [made[rank][at + 1] for rank in went_on if len(made[rank]) > at + 1]
+    return own[at] if went_on and not any(are_siblings(job, o.group, own[at].group) for o in after) else None
 
 
 def _calls_alike(rank: RankState, call: Operation) -> list[Operation]:
