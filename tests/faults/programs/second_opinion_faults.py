@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -100,6 +99,8 @@ def transcripts_that_only_the_main_process_needs(rank: int) -> None:
 
 @faulty("collective-order-mismatch", 0)
 def states_of_the_optimizer_consolidated_by_the_one_who_writes_them(rank: int) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns when imported
+
     model = DistributedDataParallel(perceptron())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
 

@@ -19,7 +19,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -114,6 +113,8 @@ def transcripts_scored_on_the_first_rank_and_the_score_told_to_all(rank: int) ->
 
 @healthy()
 def states_of_the_optimizer_consolidated_by_all_and_written_by_one(rank: int) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns when imported
+
     model = DistributedDataParallel(perceptron())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     file = Path(gettempdir()) / f"second-opinion-states-{os.getppid()}.pt"
