@@ -46,6 +46,9 @@ from dtprof.records.sites import Site
 from dtprof.records.tables import UNKNOWN_NS, Array
 
 OR_SWAPPED = "it may as well have made the two calls in the other order: it issued nothing after the one it waits in"
+ONE_ORDER = (
+    "If a loop makes both calls, go through it in one order on all ranks: sort the keys of a dictionary or a set."
+)
 MAX_CALLERS = 4
 """Frames of a stack, from the caller of the innermost on, whose source is looked at."""
 MAX_ROUND = 512
@@ -95,7 +98,10 @@ def find_skip(case: Case) -> Iterator[Finding]:
             found = replace(found, evidence=(*early, *found.evidence))
             if all(_may_have_swapped(job, reference, earliest, job.ranks[rank]) for rank in culprits):
                 found = replace(
-                    found, confidence=0.7 if len(others) > 1 else 0.6, evidence=(*found.evidence, OR_SWAPPED)
+                    found,
+                    confidence=0.7 if len(others) > 1 else 0.6,
+                    evidence=(*found.evidence, OR_SWAPPED),
+                    advice=(*found.advice, *_advise_one_order(job, earliest, job.ranks[culprits[0]].first_blocking)),
                 )
             found = _at_another_step(job, found, earliest) or found
             if all(_cannot_have_come_round(job, (reference, earliest), job.ranks[rank]) for rank in culprits):
@@ -175,6 +181,14 @@ def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, r
         return False
     # Of a function that is called for each, as a hook is, one call makes the one or the other branch of an `if`.
     return ours.line == theirs.line or here.is_other_branch(there)
+
+
+def _advise_one_order(job: JobState, skipped: Operation, now: Operation | None) -> tuple[str, ...]:
+    """Return the advice where a loop makes both calls, at one line or in branches of one `if`."""
+    here, there = (job.place_in_source(o.site) if o is not None else None for o in (skipped, now))
+    is_one_line = now is not None and now.site == skipped.site
+    is_one_if = here is not None and there is not None and here.branches != there.branches and bool(here.loops)
+    return (ONE_ORDER,) if is_one_line or is_one_if else ()
 
 
 def find_left_loop(case: Case) -> Iterator[Finding]:
@@ -1166,7 +1180,8 @@ def explain_size(case: Case, mismatch: Finding) -> Iterator[Finding]:
             found = _skip_finding(job, made, (culprit,), confidence=0.7)
             size = f"{own.numel:,} elements, as the next call at this line has on rank {rank.rank}"
             fact = f"rank {culprit} has {size}; the others have {made.numel:,} here"
-            yield explain(replace(found, evidence=(fact, *found.evidence[1:], OR_SWAPPED)), mismatch)
+            evidence, advice = (fact, *found.evidence[1:], OR_SWAPPED), (*found.advice, ONE_ORDER)
+            yield explain(replace(found, evidence=evidence, advice=advice), mismatch)
             return
 
 

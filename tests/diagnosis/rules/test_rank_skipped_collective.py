@@ -998,6 +998,7 @@ def test_who_skips_a_tensor_of_a_loop_is_told_by_its_size_whoever_comes_first(
         rank.op("all_reduce", 3 * STEP + 10, site=site, nbytes=nbytes, step=3)
     finding = judge(ranks, statuses={1: (-6, 3_000_000_000)}, exit_status=1, stalled=False).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (culprit,))
+    assert ("sort the keys" in " ".join(finding.advice)) == (kind == "rank-skipped-collective")
 
 
 @pytest.mark.parametrize(("line", "may_have_swapped"), [(20, False), (10, True)])
