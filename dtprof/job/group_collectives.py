@@ -72,7 +72,7 @@ def checksum(text: str) -> int:
 
 def line_of(site: Site | None) -> int:
     """Return a number for a line of the program and the callers that led there; 0 where it is not known."""
-    return checksum(" ".join(f"{file}:{line}" for file, line in site.way)) if site is not None else 0
+    return checksum(" ".join(f"{file}:{line}" for file, line in site.call_path)) if site is not None else 0
 
 
 def compare_columns(

@@ -88,7 +88,11 @@ class Operation:
 
         Without callers for messages, which their peers tell apart.
         """
-        return self.group, self.op, self.site.way[: 1 if self.p2p else 1 + self.common_callers] if self.site else None
+        return (
+            self.group,
+            self.op,
+            self.site.call_path[: 1 if self.p2p else 1 + self.common_callers] if self.site else None,
+        )
 
     @property
     def place(self) -> tuple[GroupId, str, Site | None]:

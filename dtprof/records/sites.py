@@ -38,7 +38,7 @@ class Site:
     """Lines of the user's code that led there, from the caller on; empty where none is known."""
 
     @cached_property
-    def way(self) -> tuple[tuple[str, int], ...]:
+    def call_path(self) -> tuple[tuple[str, int], ...]:
         """File and line of it and of its callers, from the innermost on."""
         return tuple((place.file, place.line) for place in (self, *self.callers))
 

@@ -187,7 +187,7 @@ def _advise_one_order(job: JobState, skipped: Operation, now: Operation | None) 
     """Return the advice where a loop makes both calls, at one line or in branches of one `if`."""
     here, there = (job.place_in_source(o.site) if o is not None else None for o in (skipped, now))
     is_one_line = now is not None and now.site == skipped.site
-    is_one_if = here is not None and there is not None and here.branches != there.branches and bool(here.loops)
+    is_one_if = here is not None and there is not None and here.is_other_branch(there)
     return (ONE_ORDER,) if is_one_line or is_one_if else ()
 
 

@@ -29,10 +29,7 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
         if newer := _newer_groups(job, rank, mine, everyone):
             return _wrong_finding(job, rank, mine, newer, everyone)
     for rank, mine in operations.items():
-        used = _groups_used(job, mine)
-        if mine.site is None or any(are_siblings(job, mine.group, other) for other in used):
-            continue
-        if _comes_next(job, rank, mine):
+        if mine.site is None or _was_used(job, mine, or_sibling=True) or _comes_next(job, rank, mine):
             continue
         peers = {
             r: other
@@ -41,7 +38,7 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
             and other.group != mine.group
             and rank in other.group.ranks
         }
-        usual = {r: o for r, o in peers.items() if o.group in _groups_used(job, o)}
+        usual = {r: o for r, o in peers.items() if _was_used(job, o)}
         if not usual and 2 * len(peers) > len(everyone) and _is_made_once(job, mine.site):
             usual = peers  # outside of loops one line makes no two calls, of which this could be the later one
         if not usual and (_is_of_another_axis(job, rank, mine, peers) or _is_alone_there(job, rank, mine, peers)):
@@ -407,14 +404,18 @@ def _wrong_finding(
     )
 
 
-def _groups_used(job: JobState, operation: Operation) -> set[GroupId]:
-    """Return the groups on which any rank ended another call at the line of an operation."""
-    return {
-        o.group
-        for rank in job.ranks.values()
-        for o in rank.operations
-        if o.site == operation.site and o.done and o != operation
-    }
+def _was_used(job: JobState, operation: Operation, *, or_sibling: bool = False) -> bool:
+    """Say whether any rank ended another call at the line of an operation on its group, or on a sibling of it."""
+    is_meant: dict[GroupId, bool] = {operation.group: True}
+    for rank in job.ranks.values():
+        for o in rank.operations:
+            if o.site != operation.site or not o.done or o == operation:
+                continue
+            if o.group not in is_meant:
+                is_meant[o.group] = or_sibling and are_siblings(job, o.group, operation.group)
+            if is_meant[o.group]:
+                return True
+    return False
 
 
 RULES: Declared = (
