@@ -417,6 +417,7 @@ class JobState:
     find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
     find_place: Callable[[str, int], SourcePlace | None] | None = None  # of a line of a source file
+    was_changed: Callable[[str], bool] | None = None  # a source file, after the job had started
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
     find_memory_use: Callable[[], Mapping[int, "MemoryUse"]] | None = None  # by rank, when it ended
     common_callers: Mapping[Site, int] = field(default_factory=dict)  # by line, how many count where not all do

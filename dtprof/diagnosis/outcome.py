@@ -51,6 +51,17 @@ def words_on_unexplained(job: JobState, unexplained: Mapping[int, Operation]) ->
     return tuple(f"{wait_words(ranks)} in {words}, and no finding explains it" for words, ranks in places.items())
 
 
+def words_on_source(job: JobState, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Say which files of lines that findings name were changed since: their source tells nothing of what ran."""
+    sites = (site for f in findings for site in (*f.call_sites.values(), *f.culprit_call_sites.values()))
+    files = dict.fromkeys(site.file for site in sites)
+    return tuple(
+        f"{file} was changed after the job had started: its lines may be others now, and nothing is read from it"
+        for file in files
+        if job.was_changed is not None and job.was_changed(file)
+    )
+
+
 def words_on_lost(job: JobState, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Say which ranks left nothing that no finding names."""
     lost = [rank for rank in job.lost if all(rank not in finding.culprit_ranks for finding in findings)]

@@ -14,7 +14,7 @@ from dtprof.diagnosis.explained_waits import (
 from dtprof.diagnosis.findings import Finding, Verdict, explain
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.measured_rates import RATES, Rates, with_measured_rate
-from dtprof.diagnosis.outcome import assess_outcome, words_on_lost, words_on_unexplained
+from dtprof.diagnosis.outcome import assess_outcome, words_on_lost, words_on_source, words_on_unexplained
 from dtprof.diagnosis.parting_calls import name_callers
 from dtprof.diagnosis.rule import Stage
 from dtprof.diagnosis.rules import REFINEMENTS, RULES
@@ -68,6 +68,7 @@ def decide(job: JobState, rates: Rates = RATES) -> Verdict:
             *(text for finding in findings for text in finding.leaves_open),
             *job.problems,
             *words_on_lost(job, findings),
+            *words_on_source(job, findings),
             *words_on_unexplained(job, unexplained),
         ),
     )

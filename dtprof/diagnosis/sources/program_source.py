@@ -26,11 +26,20 @@ def finder_of_handlers(started_realtime_ns: int) -> Callable[[str], Mapping[int,
     return functools.cache(lambda file: _read(file, _read_handlers, started_realtime_ns))
 
 
+def finder_of_changes(started_realtime_ns: int) -> Callable[[str], bool]:
+    """Return the function that says whether a source file was changed after the job had started."""
+    return functools.cache(lambda name: Path(name).is_file() and _was_changed(Path(name), started_realtime_ns))
+
+
+def _was_changed(file: Path, started_realtime_ns: int) -> bool:
+    return file.stat().st_mtime_ns >= started_realtime_ns
+
+
 def _read(name: str, read: Callable[[Path], Mapping[int, _Fact]], started_realtime_ns: int) -> Mapping[int, _Fact]:
     file = Path(name)
     try:
-        is_unchanged = file.is_file() and file.stat().st_mtime_ns < started_realtime_ns
-        return read(file) if file.suffix == ".py" and is_unchanged else {}
+        is_source = file.suffix == ".py" and file.is_file()
+        return read(file) if is_source and not _was_changed(file, started_realtime_ns) else {}
     except UNREADABLE:
         return {}
 
