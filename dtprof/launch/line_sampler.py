@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from dtprof.analysis.stragglers.late_arrivals import LateArrivals, LateRank
     from dtprof.records.tables import RankTables
 
-EVERY_S = 2.0
-LATE_SAMPLE_S, LATE_RATE = 2.0, 50
+EVERY_S = 1.0
+LATE_SAMPLE_S, SHORT_SAMPLE_S, LATE_RATE = 2.0, 1.0, 50
+SHORT_PERIOD_NS = 250_000_000
+"""From one late arrival to the next, up to which the shorter sampling sees several."""
 MOST_LATE_SAMPLINGS = 4
 PAUSE_S = 60.0
 """Between two samplings of late ranks."""
@@ -149,7 +151,9 @@ class LineSampler:
 
     def _sample_late(self, lateness: "LateRank", arrivals: "LateArrivals") -> None:
         pids = [arrivals.pids.get(rank, 0) for rank in (lateness.late, lateness.on_time)]
-        taken = take_profiles(pids, self._thread.ended, duration_s=LATE_SAMPLE_S, rate=LATE_RATE)
+        is_short = lateness.period_ns is not None and lateness.period_ns <= SHORT_PERIOD_NS
+        duration_s = SHORT_SAMPLE_S if is_short else LATE_SAMPLE_S
+        taken = take_profiles(pids, self._thread.ended, duration_s=duration_s, rate=LATE_RATE)
         if not taken:
             return
         (late, rates), (on_time, others) = taken

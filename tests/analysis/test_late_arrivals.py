@@ -42,7 +42,7 @@ def test_only_a_rank_that_comes_last_most_of_the_time_is_late(lags_ms: dict[int,
 
 def test_lateness_is_judged_by_what_came_since_the_last_sampling() -> None:
     seen = arrivals({2: [20]})
-    assert seen.find_late() == LateRank(late=2, on_time=0)
+    assert seen.find_late() == LateRank(late=2, on_time=0, period_ns=(11 * 50 + 20) * MS // 12)
     seen.forget()
     assert seen.find_late() is None
 

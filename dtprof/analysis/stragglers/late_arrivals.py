@@ -34,6 +34,7 @@ class LateRank:
     late: int
     on_time: int
     same_traffic: bool = True  # as much is sent and received by both
+    period_ns: int | None = None  # from one late arrival to the next; None: not known
 
 
 class LateArrivals:
@@ -133,8 +134,10 @@ def _judge(ranks: list[int], issued: Column) -> tuple[float, LateRank] | None:
     has_lag = lags >= MIN_LAG_NS
     latest = int(np.bincount(last, lags, num_members).argmax())
     is_late = has_lag & (last == latest)
-    cost = int(lags[is_late].sum()) / max(1, int(issued.max() - issued.min()))
+    span_ns = int(issued.max() - issued.min())
+    cost = int(lags[is_late].sum()) / max(1, span_ns)
     if is_late.sum() < max(FEWEST_LATE, MIN_SHARE * has_lag.sum()) or cost < MIN_COST:
         return None
     waits = (issued[latest] - issued).sum(axis=1)
-    return cost, LateRank(late=ranks[latest], on_time=ranks[int(waits.argmax())])
+    period_ns = span_ns // int(is_late.sum())
+    return cost, LateRank(late=ranks[latest], on_time=ranks[int(waits.argmax())], period_ns=period_ns)
