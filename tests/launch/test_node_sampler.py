@@ -43,6 +43,8 @@ def test_host_cores_and_ranks_are_sampled_until_the_job_ends(node: Path) -> None
     while time.process_time() < used_s + 0.5:
         pass
     took_s = time.monotonic() - begin_s
+    seen = num_lines(node)
+    wait_until(lambda: num_lines(node) > seen)  # the sample before may be half a second old
     running.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "dtprof-sampler"]
     samples = read_node_samples(node.parent)["here"]
