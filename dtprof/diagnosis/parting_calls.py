@@ -489,7 +489,7 @@ def _ways(
     Of the first call of a step what this function calls may have made the last one, in the round before.
     """
     site = after.site if after is not None else None
-    is_here = site is not None and (site.file, site.function) == (frame.file, frame.function)
+    is_here = site is not None and site.shares_function(frame)
     begin = site.line if site is not None and is_here else 0
     conditions = ((line, "if") for line in place.conditions if line not in met)
     ways = [

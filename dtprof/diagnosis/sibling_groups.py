@@ -3,9 +3,9 @@
 What ranks do with one of them is what other ranks do with another: which rank deviates is asked of all.
 """
 
-import numpy as np
-
+from dtprof.columns import distinct
 from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.open_collectives import operation_at
 from dtprof.job.axes import purpose_of
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
@@ -23,7 +23,7 @@ def are_siblings(job: JobState, a: GroupId, b: GroupId) -> bool:
 
 def _lines_of(job: JobState, group: GroupId) -> set[int]:
     tables = (own.collectives.groups.get(group) for rank in group.ranks if (own := job.ranks.get(rank)) is not None)
-    return {line for table in tables if table is not None for line in set(table["line"].tolist())} - {0}
+    return {line for table in tables if table is not None for line in distinct(table["line"]).tolist()} - {0}
 
 
 def sibling_of(job: JobState, rank: RankState, group: GroupId) -> GroupId | None:
@@ -41,15 +41,10 @@ def order_of_issue(job: JobState, a: Operation, b: Operation) -> dict[int, bool]
     is_first = {}
     for rank in job.ranks.values():
         groups = [sibling_of(job, rank, operation.group) for operation in (a, b)]
-        known = zip(groups, (a.seq, b.seq), strict=True)
-        issued = [_issued_ns(rank, group, seq) for group, seq in known if group is not None]
-        mine, other = issued if len(issued) == len(groups) else (None, None)
+        if None in groups:
+            continue
+        made = (operation_at(rank, group, o.seq) for group, o in zip(groups, (a, b), strict=True) if group is not None)
+        mine, other = (operation.issued_ns if operation is not None else None for operation in made)
         if mine != other:
             is_first[rank.rank] = other is None or (mine is not None and mine < other)
     return is_first
-
-
-def _issued_ns(rank: RankState, group: GroupId, seq: int) -> int | None:
-    table = rank.collectives.groups.get(group)
-    at = table["seq"] == seq if table is not None else np.zeros(0, np.bool_)
-    return int(table["issued_ns"][at][0]) if table is not None and at.any() else None

@@ -17,9 +17,10 @@ from dtprof.job.group_collectives import (
     at_position,
     at_same_positions,
     checksum,
+    exchanged,
     find_common,
-    row_elements,
     rows_at,
+    usual_row,
 )
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation, Ranks
@@ -205,9 +206,7 @@ def _find_bad_pairs(operations: Mapping[int, Operation]) -> list[BadPair]:
 
 
 def _usual_row(operations: Mapping[int, Operation]) -> int:
-    """Return the elements of a row of an exchange, as the first rank with any has them."""
-    uneven = (operation for operation in operations.values() if operation.sizes is not None)
-    return next(filter(None, (row_elements(one.sizes, one.numel) for one in uneven if one.sizes is not None)), 1)
+    return usual_row((operation.sizes, operation.numel) for operation in operations.values())
 
 
 def _changed(ranks: Ranks, tables: Tables, seq: int, pairs: Sequence[BadPair]) -> set[int]:
@@ -253,10 +252,7 @@ def _elements_sent(operation: Operation) -> int:
     return operation.numel if operation.sizes is None or any(operation.sizes[0]) else 0
 
 
-def _share(operation: Operation, place: int, usual_row: int, *, incoming: bool) -> int | None:
+def _share(operation: Operation, place: int, row: int, *, incoming: bool) -> int | None:
     """Return the elements for, or from, one member; None where the splits are not those of the group."""
-    size = len(operation.group.ranks)
-    if operation.sizes is None:
-        return operation.numel // size
-    rows = operation.sizes[1 if incoming else 0]
-    return rows[place] * (row_elements(operation.sizes, operation.numel) or usual_row) if len(rows) == size else None
+    elements = exchanged(operation.sizes, operation.numel, len(operation.group.ranks), row)[incoming]
+    return elements[place] if elements is not None else None

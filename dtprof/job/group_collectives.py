@@ -5,7 +5,7 @@ Records, dumps and the followers of a running job fill these columns; `job/agree
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -55,6 +55,7 @@ MAX_SPLITS = 1024
 
 Splits = tuple[Sequence[int], Sequence[int]]
 """Of an uneven exchange: what goes to, and comes from, each member, in rows."""
+Elements = list[int] | None
 Numbers = npt.NDArray[np.uint64]
 Tables = Mapping[int, Array]
 """The collectives of one group, by member: tables of COLLECTIVE by sequence number."""
@@ -229,15 +230,16 @@ def _balances(rows: Array, tables: RankTables, *, exchanges: Mask, newest: int) 
         # A job repeats few splits: each kind of them is summed up once.
         _, kinds, at = np.unique(mix(rows["tag"][mine], numel), return_index=True, return_inverse=True)
         splits = [(tables.sizes.get(int(rows["tag"][mine[kind]])), int(numel[kind])) for kind in kinds]
-        row = next(filter(None, (row_elements(known, count) for known, count in splits if known)), 1)
-        sizes = [_elements(known, count, len(others), row) for known, count in splits]
+        row, size = usual_row(splits), len(others)
+        fit = (known if known and all(len(side) == size for side in known) else None for known, _ in splits)
+        sizes = [exchanged(own, count, size, row) for own, (_, count) in zip(fit, splits, strict=True)]
         sent, wanted = (np.array(side) for side in zip(*sizes, strict=True))
         balance = (mix(member, others, sent) - mix(others, member, wanted)).sum(axis=1, dtype=np.uint64)
         balances[mine] = balance[at]
     return balances
 
 
-def row_elements(splits: Splits, numel: int) -> int | None:
+def _row_elements(splits: Splits, numel: int) -> int | None:
     """Return the elements of a row of an uneven exchange, whose splits count rows; None of no rows.
 
     The size is that of all sent, or of all received by a rank that sends none.
@@ -246,9 +248,22 @@ def row_elements(splits: Splits, numel: int) -> int | None:
     return numel // rows if rows and numel % rows == 0 else None
 
 
-def _elements(splits: Splits | None, numel: int, count: int, usual_row: int) -> tuple[list[int], list[int]]:
-    """Return the elements for, and from, each member of an exchange."""
-    if splits is None or len(splits[0]) != count or len(splits[1]) != count:
+def usual_row(exchanges: Iterable[tuple[Splits | None, int]]) -> int:
+    """Return the elements of a row, as the first of some exchanges with any has them: splits, and elements in all."""
+    rows = (_row_elements(splits, numel) for splits, numel in exchanges if splits is not None)
+    return next(filter(None, rows), 1)
+
+
+def exchanged(splits: Splits | None, numel: int, count: int, row: int) -> tuple[Elements, Elements]:
+    """Return the elements that an exchange sends to, and expects from, each of `count` members.
+
+    None for a side whose splits are not those of the group. Without splits, shares are even.
+
+    Parameters:
+        row: elements of a row, where the exchange does not tell.
+    """
+    if splits is None:
         return [numel // count] * count, [numel // count] * count
-    row = row_elements(splits, numel) or usual_row
-    return [row * split for split in splits[0]], [row * split for split in splits[1]]
+    row = _row_elements(splits, numel) or row
+    sent, wanted = ([row * split for split in side] if len(side) == count else None for side in splits)
+    return sent, wanted

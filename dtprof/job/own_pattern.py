@@ -95,7 +95,7 @@ def _by_known_callers(operations: Sequence[Operation]) -> Sequence[Operation]:
 
     That is one at the same line by callers that earlier steps had, too.
     """
-    now = next((o.step for o in reversed(operations)), None)
+    now = operations[-1].step if operations else None
     known = {_label(o) for o in operations if o.step != now}
     of_place: dict[Hashable, Operation] = {}
     found = list(operations)

@@ -42,6 +42,10 @@ class Site:
         """File and line of it and of its callers, from the innermost on."""
         return tuple((place.file, place.line) for place in (self, *self.callers))
 
+    def shares_function(self, other: "Site") -> bool:
+        """Say whether another line is in the same function of the same file."""
+        return (self.file, self.function) == (other.file, other.function)
+
     @property
     def caller(self) -> "Site | None":
         """The line that called its function; None where it is not known, or that is a module, which nothing calls."""

@@ -29,6 +29,6 @@ def test_the_verdict_names_a_changed_file_of_its_findings(changed: bool) -> None
     for rank in (ranks[0], ranks[2]):
         gradients(rank, 3000, done=False)
     verdict = decide(build_job(ranks, exit_status=None, was_changed=lambda _: changed))
-    told = [reason for reason in verdict.cannot_tell if "was changed after the job had started" in reason]
-    assert len(told) == changed
-    assert all(reason.startswith("/home/me/train.py") for reason in told)
+    reasons = [reason for reason in verdict.cannot_tell if "was changed after the job had started" in reason]
+    assert len(reasons) == changed
+    assert all(reason.startswith("/home/me/train.py") for reason in reasons)

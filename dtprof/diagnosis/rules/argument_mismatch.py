@@ -188,7 +188,7 @@ def _is_other_call(job: JobState, group: GroupId, found: Disagreement) -> bool:
     (mine,), (theirs,) = odd, usual
     if mine is None or theirs is None:
         return False
-    if (mine.file, mine.function) == (theirs.file, theirs.function) and not _is_under_own_condition(job, mine, theirs):
+    if mine.shares_function(theirs) and not _is_under_own_condition(job, mine, theirs):
         return False
     tables = [table[table["seq"] < found.seq] for table in group_tables(job.ranks)[group].values()]
     known = [{int(line) for line in distinct(table["line"])} for table in tables]

@@ -1,7 +1,7 @@
 """A rank went on without a collective that its peers wait in."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import PurePath
@@ -177,7 +177,7 @@ def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, r
     here, there = map(job.place_in_source, (ours, theirs))
     if here is None or there is None:
         return True
-    if (ours.file, ours.function) != (theirs.file, theirs.function):
+    if not ours.shares_function(theirs):
         return False
     # Of a function that is called for each, as a hook is, one call makes the one or the other branch of an `if`.
     return ours.line == theirs.line or here.is_other_branch(there)
@@ -234,7 +234,7 @@ def _made_before(rank: RankState, operation: Operation) -> bool:
 
 def _references(collective: OpenCollective) -> list[int]:
     """Return a rank of the largest set of waiting ranks that wait at the same place, or of each that is as large."""
-    places = {rank: (o.label, o.numel if o.op in SIZES_AGREE else -1) for rank, o in collective.waiting.items()}
+    places = {rank: _place_of(o) for rank, o in collective.waiting.items()}
     counted = Counter(places.values())
     usual = [place for place, count in counted.items() if count == max(counted.values())]
     return [next(rank for rank, own in places.items() if own == place) for place in usual]
@@ -744,9 +744,14 @@ def _fits_steps(
     return not before or at == 0 or operations[at - 1].label not in before
 
 
+def _place_of(operation: Operation) -> tuple[Hashable, int]:
+    """Return the place of an operation in the program; in a loop over tensors, sizes distinguish them."""
+    return operation.label, operation.numel if operation.op in SIZES_AGREE else -1
+
+
 def _alike(a: Operation, b: Operation) -> bool:
-    """Say whether two operations are the same place in the program; in a loop over tensors, sizes distinguish them."""
-    return a.label == b.label and (a.op not in SIZES_AGREE or a.numel == b.numel)
+    """Say whether two operations are the same place in the program."""
+    return _place_of(a) == _place_of(b)
 
 
 def _is_along_axis(a: Operation, b: Operation) -> bool:

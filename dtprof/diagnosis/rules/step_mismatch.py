@@ -202,9 +202,7 @@ def _have_roles(job: JobState, a: Operation, b: Operation) -> bool:
 
 
 def _is_same_function(a: Operation, b: Operation) -> bool:
-    return (
-        a.site is not None and b.site is not None and (a.site.file, a.site.function) == (b.site.file, b.site.function)
-    )
+    return a.site is not None and b.site is not None and a.site.shares_function(b.site)
 
 
 def _apart_finding(job: JobState, key: GroupId, present: dict[int, Operation], culprits: tuple[int, ...]) -> Finding:

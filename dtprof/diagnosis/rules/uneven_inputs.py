@@ -154,7 +154,7 @@ def _has_left_loop(job: JobState, skipped: Operation | None, instead: Operation 
     if skipped is None or instead is None or skipped.site is None or instead.site is None:
         return False
     place = job.place_in_source(skipped.site)
-    is_elsewhere = (instead.site.file, instead.site.function) != (skipped.site.file, skipped.site.function)
+    is_elsewhere = not instead.site.shares_function(skipped.site)
     loops = place.loops[:1] if place is not None else ()
     return any(is_elsewhere or not first <= instead.site.line <= last for first, last in loops)
 

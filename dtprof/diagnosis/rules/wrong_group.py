@@ -43,7 +43,7 @@ def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: d
             usual = peers  # outside of loops one line makes no two calls, of which this could be the later one
         if not usual and (_is_of_another_axis(job, rank, mine, peers) or _is_alone_there(job, rank, mine, peers)):
             usual = peers
-        companions = [o for o in everyone.values() if (o.site, o.op, o.group) == (mine.site, mine.op, mine.group)]
+        companions = [o for o in everyone.values() if o.place == mine.place]
         if not usual or len(companions) > len(usual):
             continue
         return _wrong_finding(job, rank, mine, usual, everyone)
@@ -133,12 +133,9 @@ def _comes_next(job: JobState, rank: int, operation: Operation) -> bool:
 
 def _is_further_up(a: Operation, b: Operation) -> bool:
     """Say whether one call lies before another in their function: made after it, it is of the next round."""
-    return (
-        a.site is not None
-        and b.site is not None
-        and (a.site.file, a.site.function) == (b.site.file, b.site.function)
-        and a.site.line < b.site.line
-    )
+    if a.site is None or b.site is None:
+        return False
+    return a.site.shares_function(b.site) and a.site.line < b.site.line
 
 
 def _blocking_collectives(job: JobState) -> dict[int, Operation]:
@@ -340,7 +337,7 @@ def _call_unlike_siblings(job: JobState, member: RankState, awaited: Operation) 
     """
     if awaited.site is None or awaited.step is None:
         return None
-    known = [o for o in member.operations if o.label[1:] == awaited.label[1:]]
+    known = (o for o in member.operations if o.label[1:] == awaited.label[1:])
     if any(o.step is None or o.step < awaited.step or are_siblings(job, o.group, awaited.group) for o in known):
         return None
     made = {rank.rank: _calls_alike(rank, awaited) for rank in job.ranks.values()}
