@@ -78,6 +78,7 @@ def navigation(page: str) -> str:
         linked = re.findall(r"\]\(((?!\.\.)[\w./-]+)\.md\)", part)
         caption = part[2 : part.index("**", 2)].rstrip(".")
         trees.append(toctree(*(f"docs/{link}" for link in dict.fromkeys(linked)), caption=caption))
+    trees.append(toctree("docs/explanation/decisions/*", caption="Decided"))
     trees.append(toctree("docs/explanation/measurements/*", caption="Measured"))
     changing = ("CONTRIBUTING", "CHANGELOG", "reference_trainer/README", "tests/*/README")
     return "".join([*trees, toctree(*changing, caption="Change dtprof")])

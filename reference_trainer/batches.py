@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import Self
 
 from reference_trainer.denoising import damage
+from reference_trainer.interfaces import Batch
 from reference_trainer.options import Options
-from reference_trainer.seams import Batch
 from reference_trainer.token_file import TokenFile
 from reference_trainer.windows import Windows
 

@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 
 from reference_trainer.batches import Batches
 from reference_trainer.checkpoint_folder import CheckpointFolder, Origin
+from reference_trainer.interfaces import Part
 from reference_trainer.options import Options
 from reference_trainer.parallelism.offload import OffloadedAdamW
-from reference_trainer.seams import Part
 from reference_trainer.token_file import TokenFile
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from reference_trainer.seams import IGNORED_TARGET
+from reference_trainer.interfaces import IGNORED_TARGET
 
 
 class TokenLoss:

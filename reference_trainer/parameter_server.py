@@ -15,6 +15,7 @@ from torch import Tensor, distributed, nn
 
 from reference_trainer.batches import Batches
 from reference_trainer.faults import Fault, Scene
+from reference_trainer.interfaces import IGNORED_TARGET, Part
 from reference_trainer.losses import TokenLoss
 from reference_trainer.optimization import (
     MAX_GRADIENT_NORM,
@@ -26,7 +27,6 @@ from reference_trainer.options import Options
 from reference_trainer.parallelism.axes import Axes
 from reference_trainer.parallelism.build import PlainPass, build_part
 from reference_trainer.progress import Journal
-from reference_trainer.seams import IGNORED_TARGET, Part
 from reference_trainer.token_file import TokenFile
 
 SERVER = 0

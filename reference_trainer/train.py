@@ -12,6 +12,7 @@ from reference_trainer.batches import Batches
 from reference_trainer.checkpoint import Checkpoints
 from reference_trainer.errors import UsageError
 from reference_trainer.faults import Fault, Scene
+from reference_trainer.interfaces import IGNORED_TARGET
 from reference_trainer.metrics import measure_rate
 from reference_trainer.models import count_parameters
 from reference_trainer.optimization import MAX_GRADIENT_NORM, find_learning_rate, set_learning_rate
@@ -25,7 +26,6 @@ from reference_trainer.placement import Placement
 from reference_trainer.precision import activation_dtype
 from reference_trainer.progress import Journal
 from reference_trainer.random_numbers import seed_rank
-from reference_trainer.seams import IGNORED_TARGET
 from reference_trainer.token_file import TokenFile
 
 

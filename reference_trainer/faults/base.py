@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor, distributed
 
     from reference_trainer.batches import Batches
+    from reference_trainer.interfaces import Part
     from reference_trainer.parallelism.axes import Axes
     from reference_trainer.parallelism.build import Training
     from reference_trainer.parallelism.pipeline import PipelinePass
-    from reference_trainer.seams import Part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from reference_trainer.faults.base import Fault, Scene, StepFault
 
 if TYPE_CHECKING:
     from reference_trainer.batches import RowsOfRank
-    from reference_trainer.seams import Batch
+    from reference_trainer.interfaces import Batch
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from reference_trainer.interfaces import Part
 from reference_trainer.losses import TokenLoss
 from reference_trainer.models import build_model, initialise_weights
 from reference_trainer.optimization import build_optimizer
@@ -23,7 +24,6 @@ from reference_trainer.parallelism.rows import split_rows
 from reference_trainer.parallelism.stages import divide_layers, find_stages_of_rank
 from reference_trainer.parallelism.tensor import divide_tensors
 from reference_trainer.precision import weight_dtype
-from reference_trainer.seams import Part
 
 Pass = Callable[..., Tensor]
 

@@ -52,8 +52,9 @@ def test_every_option_of_the_trainer_shown_is_understood(options: list[str]) -> 
 
 
 def test_every_page_of_the_documentation_is_in_its_map() -> None:
-    index = load("docs/index.md")
-    linked = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links()}
+    index, decisions = load("docs/index.md"), load("docs/explanation/decisions.md")
+    maps = [(page.path.parent, page.links()) for page in (index, decisions)]
+    linked = {(folder / link.partition("#")[0]).resolve() for folder, links in maps for link in links}
     linked |= {page.path for page in PAGES if page.path.parent.name == "measurements"}  # cited where they are used
     missing = [page.name for page in PAGES if page.name.startswith("docs/") and page.path not in linked | {index.path}]
     assert missing == []

@@ -4,9 +4,9 @@ import torch
 
 from reference_trainer.batches import Batches
 from reference_trainer.errors import UsageError
+from reference_trainer.interfaces import Batch
 from reference_trainer.options import Options, parse_options
 from reference_trainer.placement import Placement
-from reference_trainer.seams import Batch
 from reference_trainer.token_file import Facts, TokenFile
 from reference_trainer.tokenizer import ByteTokenizer, Vocabulary
 from reference_trainer.windows import Windows, refuse_short_corpus
