@@ -62,17 +62,20 @@ class Watcher:
         diagnose: DiagnoseStall,
         say: Callable[[str], None],
         boot_id: str | None = None,
+        on_hang: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the clock of progress now; 0 seconds turns the hang alarm off.
 
-        With a boot id, ranks of hosts with another one are left to the launchers there.
+        With a boot id, ranks of hosts with another one are left to the launchers there. `on_hang` is called once a new
+        hang has been reported.
         """
         self._boot_id = boot_id.encode()[:39] if boot_id is not None else None
         self._run = run
         self._hang_after_s = hang_after_s
         self._diagnose = diagnose
         self._say = say
+        self._on_hang = on_hang
         self._clock = clock
         self._last_progress = self._last_diagnosis = clock()
         self._ranks: dict[str, LogProgress] = {}
@@ -194,6 +197,8 @@ class Watcher:
             self._reported_hangs.add(headline)
             if is_first(self._run, headline, mark=REPORTED):
                 self._say(f"{seen}\n{verdict.text}")
+        if is_new:
+            self._on_hang()
         return is_new
 
     def _sample_stacks(self, *, native: bool = False) -> None:

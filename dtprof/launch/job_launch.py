@@ -141,8 +141,14 @@ def run_job(
     environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
     environment |= settings.trace
     environment["DTPROF_CHECK"] = settings.check
+    keep_program = functools.partial(_keep_program, records, time.time_ns())
     watch = hang_watcher.Watcher(
-        run=records, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
+        run=records,
+        hang_after_s=settings.hang_after_s,
+        diagnose=diagnose,
+        say=say,
+        boot_id=writer.boot_id(),
+        on_hang=keep_program,
     )
     oom_before, host_oom_before = count_oom_kills(), count_host_oom_kills()
     began_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -159,6 +165,8 @@ def run_job(
     stopped = stopper.stopping_since_s is not None
     if stopped:
         hang_watcher.end_leftovers(watch.pids, records)
+    if status != 0:
+        keep_program()
     if records != run:
         _bring_home(records, run)
     is_written = manifest.update(
@@ -225,6 +233,13 @@ def _node_state(run: Path, watch: hang_watcher.Watcher, oom_before: int, sampler
         sample=sampler.newest,
         description=sampler.description,
     )
+
+
+@fenced("the structure of the program's source", "is not kept")
+def _keep_program(records: Path, started_realtime_ns: int) -> None:
+    from dtprof.diagnosis.sources.program_source import keep_program
+
+    keep_program(records, writer.host_name(), started_realtime_ns)
 
 
 @fenced("the run", "is not sent to the collector")

@@ -24,7 +24,7 @@ OUR_FILE = re.compile(
     r"report\.html|\.launcher|\.{0,2}(run|verdict|clock|collect(-[0-9a-f]{32})?|sent)\.json(\.\d+)?|\.told-\w+"
 )
 OUR_NODE_FILE = re.compile(
-    r"(exits|processes|samples|clock|mismatches|lateness|hot-lines)\.jsonl|\.?(launcher-\d+|stacks)\.json(\.\d+)?|\.warned-\w+"
+    r"(exits|processes|samples|clock|mismatches|lateness|hot-lines)\.jsonl|\.?(launcher-\d+|stacks)\.json(\.\d+)?|\.?program\.json\.gz(\.\d+)?|\.warned-\w+"
 )
 LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
 

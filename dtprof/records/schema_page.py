@@ -36,6 +36,7 @@ host's `CLOCK_MONOTONIC` unless they are named `realtime`. JSON is UTF-8; *JSON 
 | `node-HOST/lateness.jsonl` | `dtprof run` | where late ranks were sampled while the job ran, one JSON object a line |
 | `node-HOST/hot-lines.jsonl` | `dtprof run` | where a rank spends host time, sampled while the job ran; JSON lines |
 | `node-HOST/stacks.json` | `dtprof run` | processes and their Python stacks when the job last made no progress |
+| `node-HOST/program.json.gz` | `dtprof run` | the structure of the program's source, where the job hung or failed |
 | `report.html` | `dtprof report` | the page, unless it was written elsewhere |
 
 Any of these may be missing, cut short or damaged: a job can be killed at any moment. A reader takes what is there and
@@ -103,6 +104,10 @@ _NODE_FILES = (
      "`page_faults`, and of a busy process `python_state`: whether local variables changed, "
      "or the loop it runs has no exit in its source; `rank` where the process "
      "had left no record; `rendezvous` of a launcher that had started no rank: what it waited for"),
+    ("program.json.gz", "`fields`: names of what is said of a statement and of a handler; `files` by path, each with "
+     "`statements` (`lines`, and the `place` of these: the loops, branches and conditions around them, by line, and "
+     "the functions that are called after them) and `handlers` (by the line of a collective: the `except` or `finally` "
+     "around it)"),
 )  # fmt: skip
 _TYPES = {"B": "uint8", "H": "uint16", "I": "uint32", "i": "int32", "Q": "uint64", "f": "float32"}
 

@@ -17,6 +17,7 @@ OF_A_RUN = {
     paths.EXITS,
     paths.PROCESSES,
     paths.STACKS,
+    paths.PROGRAM,
     paths.MISMATCHES,
     paths.LATENESS,
     paths.HOT_LINES,

@@ -1,11 +1,14 @@
-"""A source file that was changed after the job had started tells nothing of what ran, and the verdict says so."""
+"""What is said of the program's source is what ran: kept in the run, or of a file that was not changed since."""
 
+import gzip
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from dtprof.diagnosis.sources.program_source import finder_of_changes, finder_of_places
+from dtprof.diagnosis.job_state import Handler
+from dtprof.diagnosis.sources.program_source import ProgramSource, keep_program
 from dtprof.diagnosis.verdict import decide
 from tests.diagnosis.judging import build_job, gradients, with_loaders
 
@@ -17,9 +20,80 @@ def test_only_a_file_that_is_as_it_was_at_the_start_is_read(tmp_path: Path, writ
     source = tmp_path / "train.py"
     source.write_text("for step in range(3):\n    print(step)\n")
     os.utime(source, ns=(written_ns, written_ns))
-    assert finder_of_changes(STARTED_NS)(str(source)) is changed
-    assert (finder_of_places(STARTED_NS)(str(source), 2) is None) is changed
-    assert not finder_of_changes(STARTED_NS)(str(tmp_path / "gone.py"))
+    of_run = ProgramSource(tmp_path / "run", STARTED_NS)
+    assert of_run.was_changed(str(source)) is changed
+    assert (of_run.find_place(str(source), 2) is None) is changed
+    assert not of_run.was_changed(str(tmp_path / "gone.py"))
+
+
+LOOP = """\
+import torch.distributed as dist
+
+def train(loader, loss):
+    for step in loader:
+        if step % 10:
+            continue
+        try:
+            loss.backward()
+        except RuntimeError:
+            dist.barrier()
+"""
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> tuple[Path, Path]:
+    """Return a run that keeps its program, and the source file, which the user has edited since."""
+    source = tmp_path / "train.py"
+    source.write_text(LOOP)
+    os.utime(source, ns=(STARTED_NS - 1, STARTED_NS - 1))
+    run = tmp_path / "run"
+    rows = [
+        {"k": "site", "id": 1, "file": str(source), "line": 10, "function": "train"},
+        {"k": "site", "id": 2, "file": "/usr/lib/python3.11/threading.py", "line": 982, "function": "run"},
+    ]
+    for folder in ("rank-00000.0", "node-a"):
+        (run / folder).mkdir(parents=True)
+    (run / "rank-00000.0" / "strings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keep_program(run, "a", STARTED_NS)
+    source.write_text("print('edited')\n")
+    return run, source
+
+
+def test_what_a_failed_job_keeps_of_its_program_outlives_an_edit(kept: tuple[Path, Path]) -> None:
+    run, source = kept
+    of_run = ProgramSource(run, STARTED_NS)
+    place = of_run.find_place(str(source), 8)
+    assert place is not None
+    assert (place.loops, place.conditions, place.ways_past) == (((4, 10),), (), ((6, "continue"), (9, "except")))
+    assert of_run.find_handlers(str(source)) == {
+        10: Handler(text="except RuntimeError", line=9, call="            dist.barrier()")
+    }
+    assert not of_run.was_changed(str(source))
+
+
+def test_what_is_kept_is_not_replaced_by_an_edited_file(kept: tuple[Path, Path]) -> None:
+    run, source = kept
+    keep_program(run, "a", STARTED_NS)
+    assert ProgramSource(run, STARTED_NS).find_place(str(source), 8) is not None
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"no gzip",
+        gzip.compress(b"{}")[:-9],
+        gzip.compress(b'{"fields": ["line"], "files": {}}'),
+        gzip.compress(b"[" * 10**6),
+    ],
+    ids=["empty", "foreign", "cut short", "of another dtprof", "hostile"],
+)
+def test_a_kept_program_that_cannot_be_read_counts_as_none(kept: tuple[Path, Path], document: bytes) -> None:
+    run, source = kept
+    (run / "node-a" / "program.json.gz").write_bytes(document)
+    of_run = ProgramSource(run, STARTED_NS)
+    assert of_run.find_place(str(source), 8) is None
+    assert of_run.was_changed(str(source))
 
 
 @pytest.mark.parametrize("changed", [True, False])

@@ -15,7 +15,7 @@ from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.job_state import main_stack
 from dtprof.diagnosis.sources.device_health import find_device_health
 from dtprof.diagnosis.sources.link_rates import find_link_rates
-from dtprof.diagnosis.sources.program_source import finder_of_changes, finder_of_handlers, finder_of_places
+from dtprof.diagnosis.sources.program_source import ProgramSource
 from dtprof.diagnosis.sources.recorded_ranks import RankRead, stopped_on_hang_ns
 from dtprof.diagnosis.sources.starting_ranks import find_starting
 from dtprof.diagnosis.sources.waiting_launchers import find_earlier, find_rendezvous, find_unwaiting
@@ -131,6 +131,7 @@ def collect(
     progress = None
     if not run.manifest.ended_realtime_ns and same_boot and any(rank.alive for rank in ranks) and not host.is_stalled:
         progress = _assess(run, ranks, boots, now_ns=host.now_ns)
+    source = ProgramSource(run.path, run.manifest.started_realtime_ns)
     return facts.assemble_job(
         ranks,
         world_size=world_size,
@@ -148,9 +149,9 @@ def collect(
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_links=functools.cache(lambda: find_link_rates(run.path, {rank.host for rank in ranks})),
         find_device_health=functools.cache(lambda: find_device_health(run.path, ranks, boots)),
-        find_handlers=finder_of_handlers(run.manifest.started_realtime_ns),
-        find_place=finder_of_places(run.manifest.started_realtime_ns),
-        was_changed=finder_of_changes(run.manifest.started_realtime_ns),
+        find_handlers=source.find_handlers,
+        find_place=source.find_place,
+        was_changed=source.was_changed,
         problems=tuple(problems),
         starting=find_starting(
             run.exit_records.stacks.values(),
