@@ -1,4 +1,4 @@
-"""Who may import whom, as DESIGN's table says, and what a command never loads."""
+"""Who may import whom, as `import_table.py` says, and what a command never loads."""
 
 import ast
 import subprocess
@@ -12,48 +12,10 @@ from pathlib import Path
 import pytest
 
 import dtprof
+from tests.import_table import FLOORS, PAGE, refresh, shown
 
 REPOSITORY = Path(__file__).parents[1]
-ANY = "*"
-
-# The floors of the house from the ground up: a folder imports only what stands before it. `base` is dtprof/*.py, and
-# `entry` the three files of it that start something: the command, the Python API, the recording of a lone process.
-FLOORS = (
-    "base",
-    "records",
-    "lint",
-    "capture",
-    "job",
-    "analysis",
-    "diagnosis",
-    "interchange",
-    "report",
-    "monitor",
-    "launch",
-    "session",
-    "api",
-    "cli",
-    "entry",
-)
 ENTRY = {"dtprof", "dtprof.__main__", "dtprof.auto"}
-# What runs inside the ranks, and what lint shares with nobody: these know only what is listed.
-ALONE = {"capture": {"base", "records"}, "lint": set[str](), "reference_trainer": {"entry"}}
-# The packages that a folder may import beside the standard library. Above the monitor every folder may import any.
-PACKAGES = {
-    "base": {"numpy"},
-    "records": {"numpy", "fsspec"},
-    "capture": {"torch"},
-    "lint": set[str](),
-    "job": {"numpy"},
-    "analysis": {"numpy"},
-    "diagnosis": {"numpy", "msgspec"},
-    "interchange": {"numpy", "msgspec", "prometheus_client", "pyarrow", "PIL"},
-    "report": {"numpy", "plotly", "tomli"},  # tomllib of Python 3.10
-    "monitor": {"numpy", "prometheus_client", "rich", "starlette"},
-    # Of these torch in the ranks, which a probe takes over.
-    "launch": {"fsspec", "numpy", "psutil", "pynvml", "starlette", "torch"},
-    "reference_trainer": {"numpy", "tokenizers", "torch", "typing_extensions"},
-}
 LOADED_IN_THE_JOB_BEFORE_ITS_TORCH = (
     "dtprof/capture/bootstrap/sitecustomize.py",
     "dtprof/capture/bootstrap/dtprof_start.py",
@@ -127,10 +89,8 @@ def is_allowed(imported: Import) -> bool:
         return True  # the version: nothing is loaded with it
     if target == source or target in sys.stdlib_module_names:
         return True
-    if target in FLOORS:
-        below = FLOORS[: FLOORS.index(source)] if source in FLOORS else ()
-        return target in ALONE.get(source, set(below))
-    return source not in PACKAGES or target in PACKAGES[source]
+    floor = FLOORS[source]
+    return target in floor.folders() if target in FLOORS else floor.packages is None or target in floor.packages
 
 
 def test_every_folder_imports_only_what_stands_below_it() -> None:
@@ -139,8 +99,13 @@ def test_every_folder_imports_only_what_stands_below_it() -> None:
         f"{imported.file}:{imported.line} imports {imported.module}" for imported in seen if not is_allowed(imported)
     ]
     assert forbidden == []
-    unknown = {folder_of(module) for module in MODULES} - {*FLOORS, *PACKAGES}
-    assert unknown == set(), "a new folder needs its floor"
+    assert {folder_of(module) for module in MODULES} == set(FLOORS), "a new folder needs its floor"
+
+
+def test_contributing_shows_what_each_folder_may_import() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert {*shown(page), "base", "entry"} >= set(FLOORS)
+    assert page == refresh(page), "run: python -m tests.import_table"
 
 
 def test_no_two_modules_share_a_name() -> None:
