@@ -627,6 +627,7 @@ COLLECTIVE: tuple[Metric[CollectiveResult], ...] = (
         unit="ns",
         better="lower",
         definition="Time in which a rank does nothing else because of the operation, mean per operation and rank.",
+        note="Blocked until the wait returns, so it can exceed the duration, which ends at completion.",
         section="Exposed time",
         clock="device",
         null="completion is not observed",

@@ -12,7 +12,7 @@ COLUMNS = {"exposed_wait": "wait_ns", "exposed_transfer": "transfer_ns"}
 
 
 def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
-    """Draw two bars per axis: time in flight on a rank and step, split in wait and transfer, and the exposed time."""
+    """Draw two bars per axis: time in flight on a rank and step, split in wait and transfer, and the time blocked."""
     rows = sum_by_axis(source.summary)
     if not rows:
         return Nothing(
@@ -39,12 +39,12 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
         )
     figure.add_trace(
         bars(
-            "exposed",
+            "blocked",
             "other",
             names,
             [(row.exposed_ns or 0) / unit.size for row in rows],
             [
-                f"<b>{as_label(axis_words(row.axis))}: exposed</b><br>{_duration(row.exposed_ns)} a rank and step "
+                f"<b>{as_label(axis_words(row.axis))}: blocked</b><br>{_duration(row.exposed_ns)} a rank and step "
                 "in which it does nothing else"
                 for row in rows
             ],
@@ -63,7 +63,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
             "axis",
             "groups",
             "operations a step",
-            *(f"{name} ({unit.name})" for name in ("wait", "transfer", "exposed")),
+            *(f"{name} ({unit.name})" for name in ("wait", "transfer", "blocked")),
         ),
         rows=tuple(
             (

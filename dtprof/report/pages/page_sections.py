@@ -84,7 +84,7 @@ def render_collectives(panel: Panel, source: Source, _: Pages) -> Markup:
         unit_column("duration", "duration", [row.duration_ns for row in rows], DURATIONS),
         unit_column("wait", "wait", [row.wait_ns for row in rows], DURATIONS),
         unit_column("transfer", "transfer", [row.transfer_ns for row in rows], DURATIONS),
-        unit_column("exposed", "exposed", [row.exposed_ns for row in rows], DURATIONS),
+        unit_column("exposed", "blocked", [row.exposed_ns for row in rows], DURATIONS),
         number_column("overlap", "overlap", [row.overlap for row in rows], format_share),
         number_column("algbw", "algbw\u00a0(GB/s)", [row.algbw_gb_per_s for row in rows]),
         number_column("busbw", "busbw\u00a0(GB/s)", [row.busbw_gb_per_s for row in rows]),
@@ -102,7 +102,7 @@ NO_STEP_SUMS = Nothing(
 def _time_columns(rows: Sequence[CallSiteResult] | Sequence[PhaseCommunication]) -> tuple[PageColumn, ...]:
     """Return the columns of what communication costs in a step."""
     return (
-        unit_column("exposed", "exposed a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
+        unit_column("exposed", "blocked a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
         unit_column("wait", "wait", [row.wait_ns_per_step for row in rows], DURATIONS),
         unit_column("transfer", "transfer", [row.transfer_ns_per_step for row in rows], DURATIONS),
     )
@@ -154,7 +154,7 @@ def render_message_sizes(panel: Panel, source: Source, _: Pages) -> Markup:
         number_column("below", "to below", [row.below_bytes for row in rows], format_bytes),
         number_column("operations", "operations a step", [row.count_per_step for row in rows]),
         number_column("bytes", "bytes a step", [row.bytes_per_step for row in rows], format_bytes),
-        unit_column("exposed", "exposed a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
+        unit_column("exposed", "blocked a step", [row.exposed_ns_per_step for row in rows], DURATIONS),
         unit_column("transfer", "transfer a step", [row.transfer_ns_per_step for row in rows], DURATIONS),
         number_column("algbw", "algbw\u00a0(GB/s)", [row.algbw_gb_per_s for row in rows]),
         number_column("busbw", "busbw\u00a0(GB/s)", [row.busbw_gb_per_s for row in rows]),

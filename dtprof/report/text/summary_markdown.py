@@ -85,7 +85,7 @@ def _rank_table(summary: Summary) -> str:
 def _collective_table(collectives: Sequence[AxisCollectives]) -> str:
     if not collectives:
         return ""
-    rows = [["operation", "groups", "count", "bytes", "time", "wait", "exposed", "overlap"]]
+    rows = [["operation", "groups", "count", "bytes", "time", "wait", "blocked", "overlap"]]
     for row in collectives[:MAX_COLLECTIVES]:
         overlap = UNKNOWN if row.overlap is None else format_fraction(row.overlap)
         times = [format_ns(row.duration_ns), format_ns(row.wait_ns), format_ns(row.exposed_ns)]

@@ -263,7 +263,7 @@ def _collective_lines(shown: Sequence[AxisCollectives]) -> list[str]:
     if not shown:
         return []
     unit, bandwidths = format_rates([row.busbw_gb_per_s for row in shown])
-    rows = [["per operation", "groups", "ops", "bytes", "time", "wait", "exposed", "overlap", unit]]
+    rows = [["per operation", "groups", "ops", "bytes", "time", "wait", "blocked", "overlap", unit]]
     rows += [_collective_cells(row, rate) for row, rate in zip(shown, bandwidths, strict=True)]
     excess = max(map(len, format_table(rows, left=2, gap=" "))) - WIDTH
     if excess > 0:
