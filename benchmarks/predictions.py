@@ -25,9 +25,9 @@ from dtprof.intervals import Floats
 from dtprof.records.reader import open_run
 from dtprof.session.engines import make_engine
 from dtprof.session.layout_plans import PlanRequest, plan
-from dtprof.session.run_results import summarise
-from dtprof.session.typed_fixes import parse_fix, parse_option
-from dtprof.session.what_if import predict
+from dtprof.session.run_measurement import summarise
+from dtprof.session.whatif_options import parse_fix, parse_option
+from dtprof.session.whatif_prediction import predict
 
 STEPS = 12
 SEQUENCE = 64

@@ -13,7 +13,7 @@ from dtprof.api.notebook import as_html, show_results_as_text
 from dtprof.errors import NothingToShowError, UsageError
 from dtprof.formatting import plural
 from dtprof.interchange.public_tables import record_tables, result_tables, window_tables
-from dtprof.session import run_results
+from dtprof.session import report_data, run_measurement
 from dtprof.session.engines import Engine, make_engine
 from dtprof.session.engines import open_run as open_with
 
@@ -69,7 +69,7 @@ class Run:
 
     @cached_property
     def _summary(self) -> "Summary":
-        return run_results.summarise(self._opened, self._engine)
+        return run_measurement.summarise(self._opened, self._engine)
 
     def diagnose(self) -> "Verdict":
         """Return the result of `dtprof diagnose`. Each call reads the run again: the job may be running."""
@@ -101,8 +101,8 @@ class Run:
         Raises:
             UsageError: a change is none, or names what the run does not have.
         """
-        from dtprof.session.typed_fixes import ARGUMENTS, parse_fixes
-        from dtprof.session.what_if import predict
+        from dtprof.session.whatif_options import ARGUMENTS, parse_fixes
+        from dtprof.session.whatif_prediction import predict
 
         unknown = sorted(set(options) - set(ARGUMENTS))
         if unknown:
@@ -112,7 +112,7 @@ class Run:
 
     @cached_property
     def _figures(self) -> "RunFigures":
-        (figures,) = run_results.measure([self._opened], self._engine)
+        (figures,) = run_measurement.measure([self._opened], self._engine)
         return figures
 
     def table(self, name: str, *, ranks: Iterable[int] | None = None) -> "Table":
@@ -156,7 +156,7 @@ class Run:
 
     @cached_property
     def _source(self) -> "Source":
-        return run_results.read_figure_source(self._opened, self._engine)
+        return report_data.read_figure_source(self._opened, self._engine)
 
     def __repr__(self) -> str:
         """Return where it lies and how many ranks left a log."""

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from dtprof.report.documents.comparison_json import comparison_json
     from dtprof.report.text.comparison_text import comparison_text
-    from dtprof.session.run_results import compare
+    from dtprof.session.run_measurement import compare
 
     engine = engine_options.chosen_engine(arguments)
     result = compare(arguments.run_a, arguments.run_b, engine, at_least=at_least)

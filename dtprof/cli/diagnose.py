@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.documents.verdict_json import verdict_json
     from dtprof.report.text.verdict_text import verdict_text
     from dtprof.session.job_diagnosis import diagnose
-    from dtprof.session.run_lists import keep_verdict
+    from dtprof.session.stored_runs import keep_verdict
 
     verdict = diagnose(arguments.paths, engine_options.chosen_engine(arguments))
     if arguments.json:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dtprof.cli import engine_options, run_argument
 from dtprof.cli.parsers import output_path
-from dtprof.session.run_reports import DEFAULT_FILE, write_report
+from dtprof.session.report_writing import DEFAULT_FILE, write_report
 
 HTML = (".html", ".htm")
 EPILOG = """\

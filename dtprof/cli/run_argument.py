@@ -48,7 +48,7 @@ def no_run_error(command: str) -> UsageError:
 
 def _newest(store: Path) -> Path | None:
     from dtprof.session.run_index import RunFilter
-    from dtprof.session.run_lists import list_runs
+    from dtprof.session.stored_runs import list_runs
 
     runs = list_runs(store, RunFilter()) if store.is_dir() else []
     return store / runs[0].name if runs else None

@@ -13,7 +13,7 @@ from dtprof.typed_quantities import age_seconds, parse_days, parse_number, parse
 
 if TYPE_CHECKING:
     from dtprof.session.run_index import RunFilter
-    from dtprof.session.run_keeping import Policy
+    from dtprof.session.run_retention import Policy
 
 EPILOG = """\
 examples:
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.records import run_facts
     from dtprof.report.documents.runs_json import runs_json
     from dtprof.report.text.runs_text import runs_text
-    from dtprof.session import run_lists
+    from dtprof.session import stored_runs
     from dtprof.session.run_index import RunFilter
 
     for outcome in arguments.outcome or ():
@@ -96,14 +96,14 @@ def run(arguments: argparse.Namespace) -> int:
     )
     policy = _policy(arguments)
     limit = parse_whole("--limit", arguments.limit, 1, MOST) if arguments.limit else None
-    problems = run_lists.diagnose_new(store, wanted) if arguments.diagnose else []
+    problems = stored_runs.diagnose_new(store, wanted) if arguments.diagnose else []
     if arguments.prune:
         return _prune(store, wanted, policy, arguments, problems)
     if arguments.compare:
-        runs, unmeasured = run_lists.measure_steps(store, wanted)
+        runs, unmeasured = stored_runs.measure_steps(store, wanted)
         problems += unmeasured
     else:
-        runs = run_lists.list_runs(store, wanted)
+        runs = stored_runs.list_runs(store, wanted)
     runs = runs[:limit]
     if arguments.json:
         print(json.dumps(runs_json(runs, problems=problems), indent=1))
@@ -124,11 +124,11 @@ def _prune(
     """Remove runs, or say which would go."""
     from dtprof.formatting import format_bytes, join_lines, plural
     from dtprof.report.documents.runs_json import runs_json
-    from dtprof.session import run_lists
+    from dtprof.session import stored_runs
 
-    going = run_lists.surplus(store, wanted, policy)
+    going = stored_runs.surplus(store, wanted, policy)
     runs = [facts for facts, _ in going]
-    stays = run_lists.remove(store, runs) if arguments.yes else []
+    stays = stored_runs.remove(store, runs) if arguments.yes else []
     if arguments.json:
         document = runs_json(runs, problems=[*problems, *stays])
         print(json.dumps({**document, "removed": arguments.yes}, indent=1))
@@ -144,7 +144,7 @@ def _prune(
 
 
 def _policy(arguments: argparse.Namespace) -> "Policy | None":
-    from dtprof.session.run_keeping import Policy
+    from dtprof.session.run_retention import Policy
 
     if not arguments.prune:
         for option, value in (("--keep", arguments.keep), ("--max-gb", arguments.max_gb), ("--yes", arguments.yes)):

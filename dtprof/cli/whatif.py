@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.documents.whatif_json import whatif_json
     from dtprof.report.text.whatif_text import whatif_text
     from dtprof.session.engines import open_run
-    from dtprof.session.typed_fixes import ARGUMENTS, parse_fixes
-    from dtprof.session.what_if import predict
+    from dtprof.session.whatif_options import ARGUMENTS, parse_fixes
+    from dtprof.session.whatif_prediction import predict
 
     fixes = parse_fixes(arguments.fix, {name: getattr(arguments, name) for name in ARGUMENTS})
     engine = engine_options.chosen_engine(arguments)

@@ -44,16 +44,16 @@ def prune_beside(store: Path) -> None:
     @fenced("the removal of old runs", "has ended")
     def prune() -> None:
         from dtprof.launch.always_on import read_policy, user_folder
-        from dtprof.session import run_lists
+        from dtprof.session import stored_runs
         from dtprof.session.run_index import RunFilter
-        from dtprof.session.run_keeping import Policy
+        from dtprof.session.run_retention import Policy
 
         try:
             own = user_folder(store)
         except OutputError:
             return  # the job is not recorded for the same reason, and says so
-        going = run_lists.surplus(own, RunFilter(), Policy(**read_policy(store)))
-        run_lists.remove(own, [facts for facts, _ in going])
+        going = stored_runs.surplus(own, RunFilter(), Policy(**read_policy(store)))
+        stored_runs.remove(own, [facts for facts, _ in going])
 
     LauncherThread(prune, "retention", niceness=NICENESS).start()
 
@@ -123,7 +123,7 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
             job_launch.say(f"these ranks of {world_size} left no record: {named} ({WHY_UNARMED})")
     if end.status != 0 and (world_size or waited):
         from dtprof.session.run_diagnosis import diagnose_running
-        from dtprof.session.run_lists import keep_verdict
+        from dtprof.session.stored_runs import keep_verdict
 
         verdict = diagnose_running(run)
         keep_verdict(run, verdict)

@@ -10,7 +10,7 @@ from dtprof.analysis.doctor.doctor_case import DoctorCase, PipelineFigures
 from dtprof.analysis.doctor.doctor_judgement import DoctorResult, judge
 from dtprof.launch import probed_launch, run_directory
 from dtprof.records import rank_probes
-from dtprof.session import cluster_matrices
+from dtprof.session import cluster_bandwidths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def check_launch(request: DoctorRequest) -> DoctorOutcome:
         CommandNotFoundError: the command cannot be started.
         OutputError: the folder or the file of the cluster cannot be written to.
     """
-    earlier = cluster_matrices.read_earlier(request.matrix) if request.matrix is not None else []
+    earlier = cluster_bandwidths.read_earlier(request.matrix) if request.matrix is not None else []
     folder = _make_folder(request)
     endpoint = probed_launch.find_endpoint(request.command, os.environ)
     status = probed_launch.probe_launch(request.command, folder, seconds=request.seconds)
@@ -63,12 +63,12 @@ def check_launch(request: DoctorRequest) -> DoctorOutcome:
     )
     matrix = None
     if joint.links and case.hosts:
-        matrix = request.matrix or cluster_matrices.default_file(sorted(case.hosts), os.environ)
+        matrix = request.matrix or cluster_bandwidths.default_file(sorted(case.hosts), os.environ)
         if request.matrix is None:
-            earlier = cluster_matrices.read_earlier(matrix)
-    result = judge(case, cluster_matrices.earlier_of(earlier))
+            earlier = cluster_bandwidths.read_earlier(matrix)
+    result = judge(case, cluster_bandwidths.earlier_of(earlier))
     if matrix is not None:
-        cluster_matrices.keep(matrix, earlier, result)
+        cluster_bandwidths.keep(matrix, earlier, result)
     return DoctorOutcome(result=result, folder=folder, matrix=matrix)
 
 

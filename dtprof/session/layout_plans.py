@@ -18,10 +18,10 @@ from dtprof.analysis.planning.run_calibration import (
     measure_sequence,
 )
 from dtprof.errors import UsageError
-from dtprof.session.cluster_matrices import read_link_rates
+from dtprof.session.cluster_bandwidths import read_link_rates
 from dtprof.session.engines import Engine, open_run
-from dtprof.session.kept_calibrations import keep_runs, read_runs
-from dtprof.session.run_results import summarise
+from dtprof.session.plan_calibrations import keep_runs, read_runs
+from dtprof.session.run_measurement import summarise
 from dtprof.typed_quantities import parse_number, parse_whole, size_bytes
 
 RANKS_PER_HOST = 8

@@ -57,8 +57,8 @@ def serve_pages(
     from dtprof.report.figures.figure_source import Source
     from dtprof.report.pages import page_dashboard, page_panels
     from dtprof.report.pages.page_dashboard import Dashboard
-    from dtprof.session.calm_server import address_of, serve
     from dtprof.session.run_diagnosis import diagnose_run, diagnose_running
+    from dtprof.session.uvicorn_server import address_of, serve
 
     folder = remote.folder_here(path, purpose="dtprof dashboard follows files as a job writes them").resolve()
     valid = page_panels.panel_names()

@@ -42,7 +42,7 @@ def serve_collector(
     from dtprof.launch.collector.collect_service import make_app
     from dtprof.launch.collector.run_store import RunStore
     from dtprof.monitor.web.web_server import is_loopback, listen
-    from dtprof.session.calm_server import address_of, serve
+    from dtprof.session.uvicorn_server import address_of, serve
 
     if settings.certificate is None and not is_loopback(settings.host) and not settings.is_plain:
         raise UsageError(

@@ -8,7 +8,7 @@ from dtprof.analysis.comparison.thresholds import FINDINGS, Threshold, Threshold
 from dtprof.diagnosis.findings import Verdict
 from dtprof.session.engines import Engine, open_run
 from dtprof.session.run_diagnosis import diagnose_run
-from dtprof.session.run_results import measure
+from dtprof.session.run_measurement import measure
 
 
 def check_run(

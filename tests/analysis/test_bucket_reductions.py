@@ -10,9 +10,9 @@ from dtprof.records import events
 from dtprof.records.reader import open_run
 from dtprof.records.tables import BucketLayout
 from dtprof.report.text.summary_text import summary_text
-from dtprof.session import what_if
 from dtprof.session.engines import make_engine
-from dtprof.session.typed_fixes import parse_option
+from dtprof.session.whatif_options import parse_option
+from dtprof.session.whatif_prediction import predict
 from tests.builders import MemoryRun, RankBuilder, write_run
 
 MS = 1_000_000
@@ -117,16 +117,16 @@ def test_two_optimizers_of_one_model_step_together_after_the_last_pass() -> None
 def test_no_sync_makes_the_step_that_was_predicted(copied_ms: int, tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "before", train(passes=4, reduced=4, copied_ms=copied_ms)))
     engine = make_engine("local")
-    (scenario,) = what_if.predict(run, engine, [parse_option("sync", "last")]).scenarios
+    (scenario,) = predict(run, engine, [parse_option("sync", "last")]).scenarios
     after = train(passes=4, reduced=1, copied_ms=copied_ms)
-    truth = what_if.predict(open_run(write_run(tmp_path / "after", after)), engine)
+    truth = predict(open_run(write_run(tmp_path / "after", after)), engine)
     assert truth.measured_step_ns == pytest.approx((97 + copied_ms) * MS)
     assert scenario.step_ns == pytest.approx(truth.measured_step_ns, rel=1e-6)
-    best = what_if.predict(run, engine).best
+    best = predict(run, engine).best
     assert best is not None
     assert best.fix == ("sync=last",)
     assert "sync=last" not in [scenario.fix[0] for scenario in truth.scenarios]
-    (refused,) = what_if.predict(open_run(tmp_path / "after"), engine, [parse_option("sync", "last")]).scenarios
+    (refused,) = predict(open_run(tmp_path / "after"), engine, [parse_option("sync", "last")]).scenarios
     assert "in no measured step does DDP reduce its gradients more than once" in refused.reason
 
 
@@ -135,5 +135,5 @@ def test_gradients_that_an_optimizer_takes_within_the_step_are_needed(tmp_path: 
     run = open_run(write_run(tmp_path, train(passes=1, reduced=1, counted=2)))
     assert summarise(run).steps.count == STEPS / 2
     assert summarise(run).repeated_reductions == ()
-    (refused,) = what_if.predict(run, make_engine("local"), [parse_option("sync", "last")]).scenarios
+    (refused,) = predict(run, make_engine("local"), [parse_option("sync", "last")]).scenarios
     assert refused.step_ns is None

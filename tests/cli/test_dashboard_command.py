@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli.main import main
-from dtprof.session import calm_server
+from dtprof.session import uvicorn_server
 
 
 def test_without_a_folder_of_runs_the_next_step_is_to_record_one(
@@ -23,7 +23,7 @@ def test_an_empty_folder_of_runs_is_served_and_the_next_step_is_to_record_one(
     store = tmp_path / "dtprof-runs"
     store.mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(calm_server, "serve", lambda *_: None)  # no request comes
+    monkeypatch.setattr(uvicorn_server, "serve", lambda *_: None)  # no request comes
     assert main(["dashboard", *([str(store)] if named else []), "--port", "0"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("http://127.0.0.1:")

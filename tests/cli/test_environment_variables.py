@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli.main import COMMANDS, build_parser, main
-from dtprof.session import run_reports
+from dtprof.session import report_writing
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import write_run
 
@@ -118,7 +118,7 @@ def test_an_error_says_that_the_value_is_of_the_environment(
 def test_the_directory_of_dtprof_run_is_not_the_page_of_report(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    monkeypatch.setattr(run_reports, "DEFAULT_FILE", "page.html")
+    monkeypatch.setattr(report_writing, "DEFAULT_FILE", "page.html")
     monkeypatch.setenv("DTPROF_OUTPUT", str(run))
     assert main(["report", str(run), "--dashboard", "overview", "--jobs", "1"]) == 0
     assert capsys.readouterr().out == f"{run / 'page.html'}\n"

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from benchmarks.torch_pickle import as_torch_pickles
 from dtprof.cli.main import main
-from dtprof.diagnosis.sources.flight_recorder import dump_files
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable
 from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
 from dtprof.diagnosis.verdict import decide
 from dtprof.errors import DtprofError, NotADumpError
+from dtprof.job import parallel_reading
 from dtprof.session.job_diagnosis import diagnose
 from tests.diagnosis.dump_builder import BEGIN_NS, job, verdict_on, write
 
@@ -261,7 +261,7 @@ def test_several_processes_read_what_one_does(tmp_path: Path, monkeypatch: pytes
     paths = write(tmp_path, ranks)
     paths[4].write_bytes(b"\x80\x02}")
     alone = verdict_on(paths)
-    monkeypatch.setattr(dump_files, "MANY_BYTES", 0)
-    monkeypatch.setattr(dump_files.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(parallel_reading, "MIN_BYTES", 0)
+    monkeypatch.setattr(parallel_reading.os, "sched_getaffinity", lambda _: {0, 1})
     assert verdict_on(paths) == alone
     assert alone.findings[0].culprit_ranks == (17,)

@@ -14,8 +14,8 @@ import numpy as np
 
 from dtprof.records.reader import open_run
 from dtprof.session.engines import make_engine
-from dtprof.session.typed_fixes import parse_fix, parse_option
-from dtprof.session.what_if import predict
+from dtprof.session.whatif_options import parse_fix, parse_option
+from dtprof.session.whatif_prediction import predict
 from tests.synthetic.job import Job
 from tests.synthetic.writing import generate
 

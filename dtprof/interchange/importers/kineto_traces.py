@@ -32,9 +32,9 @@ from dtprof.interchange.importers.kineto_communication import (
 )
 from dtprof.interchange.importers.kineto_events import KinetoTrace, Times, TracedCall, correlation_of, read_events
 from dtprof.interchange.importers.kineto_phases import STEP, host_phases, host_steps
-from dtprof.interchange.importers.parallel_reading import read_all
 from dtprof.interchange.importers.trace_stream import is_json
 from dtprof.intervals import Column, cover
+from dtprof.job.parallel_reading import read_files
 from dtprof.records import events
 
 FORMAT = "torch.profiler"
@@ -48,7 +48,7 @@ def import_kineto(files: Sequence[Path]) -> ImportedRun:
     Raises:
         NotATraceError: one cannot be read, or they are not of one job.
     """
-    ranks, lacks = join_ranks(list(zip(files, read_all(read_kineto, files), strict=True)))
+    ranks, lacks = join_ranks(list(zip(files, read_files(read_kineto, files), strict=True)))
     return ImportedRun(
         format=FORMAT,
         files=tuple(map(str, files)),

@@ -16,9 +16,9 @@ from dtprof.analysis.whatif.schedule_fixes import measure_gaps
 from dtprof.errors import UsageError
 from dtprof.records.reader import Run, open_run
 from dtprof.records.schema import FLAG
-from dtprof.session import what_if
+from dtprof.session import whatif_prediction
 from dtprof.session.engines import make_engine
-from dtprof.session.typed_fixes import parse_fix, parse_fixes, parse_option
+from dtprof.session.whatif_options import parse_fix, parse_fixes, parse_option
 from tests.builders import RankBuilder, write_run
 from tests.synthetic import Job, generate
 
@@ -36,7 +36,7 @@ LAYOUTS = {
 def what_if_of(folder: Path, job: Job, *fixes: str) -> Prediction:
     generate(folder, job)
     parsed = [parse_option(*fix[2:].split("=")) if fix.startswith("--") else parse_fix(fix) for fix in fixes]
-    return what_if.predict(open_run(folder), make_engine("local"), parsed)
+    return whatif_prediction.predict(open_run(folder), make_engine("local"), parsed)
 
 
 def graph_of(folder: Path, job: Job) -> Replayable:
@@ -110,7 +110,9 @@ def test_changes_together_gain_more_than_each(tmp_path: Path) -> None:
     job = replace(JOB, slow={1: 1.3, 2: 1.5})
     generate(tmp_path, job)
     run, engine = open_run(tmp_path), make_engine("local")
-    both, one = (what_if.predict(run, engine, list(map(parse_fix, fixes))) for fixes in (["rank=1,2"], ["rank=2"]))
+    both, one = (
+        whatif_prediction.predict(run, engine, list(map(parse_fix, fixes))) for fixes in (["rank=1,2"], ["rank=2"])
+    )
     assert (both.scenarios[0].gain or 0) > (one.scenarios[0].gain or 0) > 0.1
 
 
@@ -236,7 +238,7 @@ def test_a_completion_recorded_after_the_backward_pass_that_waited_for_it_is_no_
             rank.op("all_reduce", begin + (late + 20) * MS, done, is_async=True, nbytes=4096, api="Tensor.backward")
             rank.span("optimizer", begin + 90 * MS, begin + 100 * MS)
     run = open_run(write_run(tmp_path / "run", ranks))
-    (scenario,) = what_if.predict(run, make_engine("local"), [parse_fix("rank=1")]).scenarios
+    (scenario,) = whatif_prediction.predict(run, make_engine("local"), [parse_fix("rank=1")]).scenarios
     assert scenario.step_ns == pytest.approx(40 * MS, rel=0.01)
 
 
@@ -257,13 +259,13 @@ def train_on_devices(folder: Path, *, dtype: str = "float32") -> Run:
 def test_gradients_of_half_the_width_take_half_the_transfer(tmp_path: Path) -> None:
     run, engine = train_on_devices(tmp_path / "wide"), make_engine("local")
     fixes = parse_fixes([], {"reduce_dtype": "bf16"})
-    (scenario,) = what_if.predict(run, engine, fixes).scenarios
+    (scenario,) = whatif_prediction.predict(run, engine, fixes).scenarios
     assert scenario.step_ns == pytest.approx(70 * MS, rel=1e-6)
     assert "as well with gradients reduced in bf16" in scenario.assumes
-    best = what_if.predict(run, engine).best
+    best = whatif_prediction.predict(run, engine).best
     assert best is not None
     assert best.fix == ("reduce-dtype=bf16",)
-    narrow = what_if.predict(train_on_devices(tmp_path / "narrow", dtype="bfloat16"), engine, fixes)
+    narrow = whatif_prediction.predict(train_on_devices(tmp_path / "narrow", dtype="bfloat16"), engine, fixes)
     assert narrow.scenarios[0].step_ns is None
     assert "no gradients of 32 bits" in narrow.cannot_tell[-1]
 
@@ -289,10 +291,10 @@ def pause_and_meet(folder: Path) -> Run:
 )
 def test_what_nobody_does_any_more_takes_no_time(fix: Fix, step_ms: int, assumed: str, tmp_path: Path) -> None:
     run, engine = pause_and_meet(tmp_path), make_engine("local")
-    (scenario,) = what_if.predict(run, engine, [fix]).scenarios
+    (scenario,) = whatif_prediction.predict(run, engine, [fix]).scenarios
     assert scenario.step_ns == pytest.approx(step_ms * MS, rel=1e-6)
     assert assumed in scenario.assumes
-    best = what_if.predict(run, engine).best
+    best = whatif_prediction.predict(run, engine).best
     assert best is not None
     assert best.fix == ("phase=garbage_collection",), "of the two it gains more"
 
@@ -313,7 +315,7 @@ def train(folder: Path, *operations: tuple[int, int, int, int]) -> Run:
 def test_bounds_of_what_is_left_out_allow_for_the_computation_that_it_slowed_down(tmp_path: Path) -> None:
     """The 10 ms of the wait go for sure; the 40 ms of computation before it, beside the operation, may take 20."""
     fix = parse_option("without", "all_reduce")
-    (scenario,) = what_if.predict(train(tmp_path, (20, 70, 60, 4)), make_engine("local"), [fix]).scenarios
+    (scenario,) = whatif_prediction.predict(train(tmp_path, (20, 70, 60, 4)), make_engine("local"), [fix]).scenarios
     assert scenario.gain == pytest.approx(0.1, abs=1e-6)
     assert scenario.interval == pytest.approx((0.1, 0.3), abs=1e-3)
     assert "slow down to half its speed" in scenario.assumes
@@ -322,24 +324,24 @@ def test_bounds_of_what_is_left_out_allow_for_the_computation_that_it_slowed_dow
 def test_gradients_that_are_waited_for_in_turn_tell_nothing_of_larger_buckets(tmp_path: Path) -> None:
     engine, fix = make_engine("local"), parse_option("buckets", "64MB")
     in_turn = train(tmp_path / "in-turn", (20, 30, 20, 1), (30, 50, 30, 8), (50, 60, 50, 1))
-    found = what_if.predict(in_turn, engine, [fix])
+    found = whatif_prediction.predict(in_turn, engine, [fix])
     assert found.scenarios[0].step_ns is None
     assert "waits for most reductions before it issues the next" in found.cannot_tell[-1]
     at_once = train(tmp_path / "at-once", (20, 30, 75, 1), (30, 50, 75, 8), (50, 60, 75, 1))
-    assert what_if.predict(at_once, engine, [fix]).scenarios[0].step_ns is not None
+    assert whatif_prediction.predict(at_once, engine, [fix]).scenarios[0].step_ns is not None
 
 
 def test_only_operations_between_ranks_can_be_left_out(tmp_path: Path) -> None:
     run, engine = pause_and_meet(tmp_path), make_engine("local")
     with pytest.raises(UsageError, match=r"--without backward: .*; expected one of barrier, barrier world"):
-        what_if.predict(run, engine, [parse_option("without", "backward")])
+        whatif_prediction.predict(run, engine, [parse_option("without", "backward")])
 
 
 def test_runs_without_steps_and_with_missing_ranks_are_not_replayed(tmp_path: Path) -> None:
     stepless = [RankBuilder(rank, world_size=2) for rank in range(2)]
     for rank in stepless:
         rank.op("all_reduce", 10, 20)
-    found = what_if.predict(open_run(write_run(tmp_path / "stepless", stepless)), make_engine("local"))
+    found = whatif_prediction.predict(open_run(write_run(tmp_path / "stepless", stepless)), make_engine("local"))
     assert "no measured steps" in found.cannot_tell[0]
     found = what_if_of(tmp_path / "lost", replace(JOB, lost=frozenset({2})))
     assert "rank 2 of 4 left no records" in found.cannot_tell[0]

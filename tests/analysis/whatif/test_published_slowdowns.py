@@ -9,8 +9,8 @@ from dtprof.interchange.importers.imported_files import import_files
 from dtprof.interchange.importers.imported_run import write_imported
 from dtprof.records.reader import open_run
 from dtprof.session.engines import make_engine
-from dtprof.session.typed_fixes import parse_fix
-from dtprof.session.what_if import predict
+from dtprof.session.whatif_options import parse_fix
+from dtprof.session.whatif_prediction import predict
 
 TRACE = Path(__file__).parent / "published" / "trace-ST.parquet"
 BY_STAGE = {3: 1.2322559543157936, 0: 0.9980450635272368, 1: 0.9830562530894704, 2: 0.9824931309511952}

@@ -1,21 +1,15 @@
-"""The dumps of a job: which file is of which rank, and many files read on all cores."""
+"""The dumps of a job: which file is of which rank."""
 
-import multiprocessing
-import os
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from dtprof.diagnosis.sources.flight_recorder.dump_reader import read_dump
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, ArgumentTable, CollectiveArguments, Dump
 from dtprof.errors import NotADumpError
-
-MANY_BYTES = 16 << 20
-"""Size of all files above which reading them in several processes is worth starting these."""
-FILES_AT_ONCE = 8
-MAX_PROCESSES = 8
+from dtprof.job.parallel_reading import read_files
 
 
 def read_dumps(paths: Sequence[Path], labels: ArgumentTable) -> tuple[list[Dump], list[str], list[int]]:
@@ -27,11 +21,11 @@ def read_dumps(paths: Sequence[Path], labels: ArgumentTable) -> tuple[list[Dump]
     found: dict[int, Dump] = {}
     problems: list[str] = []
     unreadable: list[int] = []
-    for path, dump in _read_all(paths, labels):
-        if isinstance(dump, NotADumpError):
+    for path, (dump, arguments) in zip(paths, read_files(_read, paths), strict=True):
+        if isinstance(dump, str):
             if len(paths) == 1:
-                raise dump
-            problems.append(str(dump))
+                raise NotADumpError(dump)
+            problems.append(dump)
             unreadable += [named] if (named := _rank_in_name(path)) is not None else []
             continue
         rank = _rank(path, dump)
@@ -40,7 +34,8 @@ def read_dumps(paths: Sequence[Path], labels: ArgumentTable) -> tuple[list[Dump]
                 f"{path} and {found[rank].path} are both of rank {rank}; expected one dump of each rank. "
                 "Give those of one job and one attempt, with the rank at the end of the name."
             )
-        found[rank] = replace(dump, rank=rank)
+        numbers = [labels.number(a.op, a.numel_in, a.numel_out, a.dtype, a.site) for a in arguments]
+        found[rank] = replace(_renumbered(dump, numbers), rank=rank)
     if not found:
         raise NotADumpError(f"none of {len(paths)} files is a dump that can be read. {problems[0]}")
     return [found[rank] for rank in sorted(found)], problems, unreadable
@@ -67,37 +62,13 @@ def _rank(path: Path, dump: Dump) -> int:
     )
 
 
-def _read_all(paths: Sequence[Path], labels: ArgumentTable) -> Iterator[tuple[Path, Dump | NotADumpError]]:
-    processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)), len(paths))
-    if processes < 2 or "fork" not in multiprocessing.get_all_start_methods() or _size(paths) < MANY_BYTES:
-        yield from ((path, _read(path, labels)) for path in paths)
-        return
-    parts = [paths[i : i + FILES_AT_ONCE] for i in range(0, len(paths), FILES_AT_ONCE)]
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
-        for part, (dumps, theirs) in zip(parts, pool.imap(_read_part, parts), strict=True):
-            numbers = [
-                labels.number(entry.op, entry.numel_in, entry.numel_out, entry.dtype, entry.site) for entry in theirs
-            ]
-            for path, dump in zip(part, dumps, strict=True):
-                yield path, _renumbered(dump, numbers) if isinstance(dump, Dump) else NotADumpError(dump)
-
-
-def _size(paths: Sequence[Path]) -> int:
-    return sum(path.stat().st_size for path in paths if path.exists())
-
-
-def _read(path: Path, labels: ArgumentTable) -> Dump | NotADumpError:
-    try:
-        return read_dump(path, labels)
-    except NotADumpError as error:
-        return error
-
-
-def _read_part(paths: Sequence[Path]) -> tuple[list[Dump | str], list[CollectiveArguments]]:
-    """Read files in a process of their own, whose labels have numbers of their own."""
+def _read(path: Path) -> tuple[Dump | str, list[CollectiveArguments]]:
+    """Read a file, or say why it cannot be read; the labels have numbers of their own."""
     labels = ArgumentTable()
-    found = [_read(path, labels) for path in paths]
-    return [dump if isinstance(dump, Dump) else str(dump) for dump in found], list(labels)
+    try:
+        return read_dump(path, labels), list(labels)
+    except NotADumpError as error:
+        return str(error), []
 
 
 def _renumbered(dump: Dump, numbers: list[int]) -> Dump:

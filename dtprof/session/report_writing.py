@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.session.engines import Engine
-from dtprof.session.run_results import read_report_source
+from dtprof.session.report_data import read_report_source
 
 if TYPE_CHECKING:
     from dtprof.report.pages.page_dashboard import Dashboard

@@ -8,7 +8,7 @@ import pytest
 from dtprof.analysis.planning.run_calibration import MeasuredRun, calibrate
 from dtprof.cli.main import main
 from dtprof.errors import UsageError
-from dtprof.session.kept_calibrations import MOST_KEPT, keep_runs, read_runs
+from dtprof.session.plan_calibrations import MOST_KEPT, keep_runs, read_runs
 from tests.builders import RankBuilder, write_run
 
 FAST = MeasuredRun(run="/a", flops_per_s=3e12, link_bytes_per_s=1e9, other_bytes=10.0, parameters=1e6, batch=8)

@@ -1,4 +1,4 @@
-"""The server of the live pages, and of the runs that other hosts send: uvicorn, which wakes seldom here."""
+"""The server of the live pages, and of the runs that other hosts send: uvicorn, with fewer wake-ups."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,8 @@ TICK_S = 0.5
 """After which Ctrl-C ends the server at the latest."""
 
 
-class CalmServer(uvicorn.Server):
-    """Wakes seldom without requests: uvicorn wakes ten times a second, a tenth of the cost of watching."""
+class LowWakeupServer(uvicorn.Server):
+    """Wake twice a second without requests: uvicorn wakes ten times, a tenth of the cost of watching."""
 
     async def main_loop(self) -> None:
         """Wait for the end."""
@@ -25,7 +25,7 @@ def serve(app: Starlette, listening: socket.socket, **options: Any) -> None:
     """Serve until Ctrl-C or SIGTERM; `options` are of uvicorn.Config."""
     config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", **options)
     with contextlib.suppress(KeyboardInterrupt):
-        CalmServer(config).run(sockets=[listening])
+        LowWakeupServer(config).run(sockets=[listening])
 
 
 def address_of(listening: socket.socket, host: str) -> str:

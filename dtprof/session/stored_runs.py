@@ -14,7 +14,7 @@ from dtprof.session.run_index import RunFilter, RunIndex
 
 if TYPE_CHECKING:
     from dtprof.diagnosis.findings import Verdict
-    from dtprof.session.run_keeping import Policy
+    from dtprof.session.run_retention import Policy
 
 UNDIAGNOSED = frozenset({run_facts.ENDED, run_facts.CUT_OFF, run_facts.UNKNOWN, run_facts.ENDED_BY_SIGNAL})
 
@@ -67,7 +67,7 @@ def keep_verdict(run: Path, verdict: "Verdict") -> None:
 def measure_steps(store: Path, wanted: RunFilter) -> tuple[list[RunFacts], list[str]]:
     """Return the wanted runs with the median duration of a step, measured once a run, and what could not be."""
     from dtprof.session.engines import IN_THIS_PROCESS, open_run
-    from dtprof.session.run_results import summarise
+    from dtprof.session.run_measurement import summarise
 
     measured, problems = [], []
     with open_index(store) as index:
@@ -93,7 +93,7 @@ def surplus(store: Path, wanted: RunFilter, policy: "Policy | None") -> list[tup
 
 def remove(store: Path, runs: Sequence[RunFacts]) -> list[str]:
     """Remove runs; return a sentence for each that stays."""
-    from dtprof.session.run_keeping import remove_run
+    from dtprof.session.run_retention import remove_run
 
     problems = []
     for facts in runs:
