@@ -5,6 +5,7 @@ import re
 import pytest
 
 from dtprof.records import schema, tables
+from dtprof.records.rank_log import strings
 
 
 @pytest.mark.parametrize(("fields", "size"), [(schema.RECORD, 64), (schema.HEADER, schema.HEADER_STRUCT.size)])
@@ -81,3 +82,7 @@ def test_cpp_header_carries_every_offset_and_code() -> None:
         assert int(numbers[f"HEAD_AT_{field.name.upper()}"]) == field.offset
     assert int(numbers["STATE_FAILED"]) == 4
     assert int(numbers["FORMAT_VERSION"]) == schema.FORMAT_VERSION
+
+
+def test_every_kind_of_entry_is_documented_and_read() -> None:
+    assert set(strings.READERS) == set(schema.STRING_ENTRIES)

@@ -7,10 +7,10 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from dtprof.records import events, paths, schema, tables
 from dtprof.records.axis_names import KNOWN_AXES, axis_of, canonical_axis
@@ -19,6 +19,8 @@ from dtprof.records.rank_log.group_members import share, share_range
 from dtprof.records.sites import Label, Site
 from dtprof.records.tables import UNKNOWN_NS, Group
 
+Row = dict[str, Any]
+Entry = TypeVar("Entry")
 MAX_MEMBERS = 1 << 20
 """Members that a group can have."""
 ENTRY_ERRORS = (KeyError, TypeError, ValueError, OverflowError)
@@ -27,7 +29,7 @@ _CALLS_COMPILED = "DisableContext.__call__.<locals>._fn"
 _COMPILED_GRAPH = "compiled graph"
 _MOST_KNOWN, _MOST_KNOWN_BYTES = 4096, 512
 """Limits of the cache of decoded lines, in lines and in bytes a line: all ranks write the same operations and sites."""
-_known: dict[bytes, dict[str, Any]] = {}
+_known: dict[bytes, Row] = {}
 _ACTION = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
 
 
@@ -71,95 +73,47 @@ class Strings:
         self.ended_ns = UNKNOWN_NS
         self.last_ns = 0
 
-    def take(self, row: dict[str, Any]) -> None:
+    def take(self, row: Row) -> None:
         """Add an entry.
 
         Raises:
             ENTRY_ERRORS: it is invalid.
         """
-        kind = row.get("k")
         self.last_ns = max(self.last_ns, int_or_0(row.get("t_ns")))
-        if kind == "op":
-            position = int(row["id"])
-            if not 0 <= position <= schema.MAX_TABLE_ENTRIES:
-                raise ValueError(position)
-            self.ops += ["?"] * (position + 1 - len(self.ops))
-            self.ops[position] = str(row["name"])
-        elif kind == "site":
-            self.sites[int(row["id"])] = self._labelled_site(row) if "of" in row else _site(row, self.frames)
-        elif kind == "frame":
-            self.frames[int(row["id"])] = _site(row)
-        elif kind == "label":
-            self.labels[int(row["id"])] = Label(
-                api=str(row["api"]),
-                text=str(row["text"]),
-                module=str(row.get("module", "")),
-                stage=int(row.get("stage", -1)),
-                microbatch=int(row.get("microbatch", -1)),
-            )
-        elif kind == "group":
-            self._take_group(row)
-        elif kind == "axis":
-            self.axes.setdefault(str(row["group"]), str(row["axis"]))
-        elif kind == "sharding":
-            self.shardings.append(
-                tables.Sharding(scheme=str(row["scheme"]), shards=int(row["shards"]), by=str(row["by"]))
-            )
-        elif kind == "mesh":
-            self.meshes.append(_mesh(row))
-        elif kind == "pipeline":
-            self.pipelines[int(row["id"])] = _pipeline(row)
-        elif kind == "ddp":
-            self.bucket_layouts.append(
-                tables.BucketLayout(
-                    t_ns=int(row["t_ns"]),
-                    reducer=int(row["id"]),
-                    group=str(row["group"]),
-                    sizes=tuple(map(int, row["buckets"])),
-                    num_parameters=int(row["parameters"]),
-                )
-            )
-        elif kind == "thread":
-            self.threads[int(row["id"])] = str(row["name"])
-            self.native_threads[int(row["id"])] = int_or_0(row.get("native_id"))
-        elif kind == "thread_start":
-            self.thread_starts[int(row["native_id"])] = _site(row)
-        elif kind == "stream":
-            self.streams[int(row["id"])] = f"{row['device']}:{int(row['index'])} stream {int(row['stream'])}"
-        elif kind == "device":
-            self.device_uuid = str(row.get("uuid") or "")
-        elif kind == "sizes":
-            self.sizes[int(row["id"])] = (tuple(map(int, row["inputs"])), tuple(map(int, row["outputs"])))
-        elif kind == "feature":
-            self.features.append(str(row["name"]))
-        elif kind == "process":
-            self.process = row
-        elif kind == "exception":
-            self.exceptions.append(tables.ExceptionRecord(**_exception(row)))
-        elif kind == "thread_exception":
-            self.thread_exceptions.append(tables.ThreadException(**_exception(row), thread=str(row.get("thread", ""))))
-        elif kind == "out_of_memory":
-            self.out_of_memory.append(_out_of_memory(row))
-        elif kind == "early_use":
-            self._take_early_use(row)
-        elif kind == "parameters":
-            self.wrapped_parameters.append(_wrapped_parameters(row))
-        elif kind == "optimizer":
-            self.optimizer_ages.append(
-                tables.OptimizerAge(
-                    steps=int(row["steps"]), parameters=int(row["parameters"]), elements=int(row["elements"])
-                )
-            )
-        elif kind == "window":
-            self.windows[int(row["id"])] = _window(row)
-        elif kind == "snapshot":
-            self.snapshots.append(_snapshot(row))
-        elif kind == "exit":
-            self.ended_ns = int_or_0(row.get("t_ns"))
-        elif kind == "note":
-            self.notes.append(str(row.get("text", "")))
+        read = READERS.get(row.get("k", ""))
+        if read is not None:  # a later version of the format may have more kinds
+            read(self, row)
 
-    def _labelled_site(self, row: dict[str, Any]) -> Site:
+    def _take_process(self, row: Row) -> None:
+        self.process = row
+
+    def _take_op(self, row: Row) -> None:
+        position = int(row["id"])
+        if not 0 <= position <= schema.MAX_TABLE_ENTRIES:
+            raise ValueError(position)
+        self.ops += ["?"] * (position + 1 - len(self.ops))
+        self.ops[position] = str(row["name"])
+
+    def _take_site(self, row: Row) -> None:
+        self.sites[int(row["id"])] = self._labelled_site(row) if "of" in row else _site(row, self.frames)
+
+    def _take_axis(self, row: Row) -> None:
+        self.axes.setdefault(str(row["group"]), str(row["axis"]))
+
+    def _take_thread(self, row: Row) -> None:
+        self.threads[int(row["id"])] = str(row["name"])
+        self.native_threads[int(row["id"])] = int_or_0(row.get("native_id"))
+
+    def _take_thread_start(self, row: Row) -> None:
+        self.thread_starts[int(row["native_id"])] = _site(row)
+
+    def _take_device(self, row: Row) -> None:
+        self.device_uuid = str(row.get("uuid") or "")
+
+    def _take_exit(self, row: Row) -> None:
+        self.ended_ns = int_or_0(row.get("t_ns"))
+
+    def _labelled_site(self, row: Row) -> Site:
         plain = self.sites.get(int(row["of"]), Site(file="", line=0, function=""))
         return dataclasses.replace(plain, label=self.labels[int(row["label"])])
 
@@ -188,7 +142,7 @@ class Strings:
                 groups[number] = dataclasses.replace(group, axis=axis)
         return groups
 
-    def _take_early_use(self, row: dict[str, Any]) -> None:
+    def _take_early_use(self, row: Row) -> None:
         number = int(row["id"])
         if "waited" in row:
             use, group = self.early_uses[number]
@@ -213,7 +167,7 @@ class Strings:
         """Return the names of operations and spans, by id, as rules and figures know them."""
         return tuple(events.canonical_op(name) if name not in events.PHASES else name for name in self.ops)
 
-    def _take_group(self, row: dict[str, Any]) -> None:
+    def _take_group(self, row: Row) -> None:
         known = self.groups.get(int(row["id"]))
         self.has_crowd |= known is not None and int(row["id"]) == schema.MAX_TABLE_ENTRIES and known.name != row["name"]
         ranks = _members(row) or (known.ranks if known else ())
@@ -225,6 +179,20 @@ class Strings:
             backend=row.get("backend", known.backend if known else None),
             timeout_s=row.get("timeout_s", known.timeout_s if known else None),
         )
+
+
+_Reader = Callable[[Strings, Row], None]
+
+
+def _by_id(table: Callable[[Strings], dict[int, Entry]], parse: Callable[[Row], Entry]) -> _Reader:
+    def read(strings: Strings, row: Row) -> None:
+        table(strings)[int(row["id"])] = parse(row)
+
+    return read
+
+
+def _in_order(entries: Callable[[Strings], list[Entry]], parse: Callable[[Row], Entry]) -> _Reader:
+    return lambda strings, row: entries(strings).append(parse(row))
 
 
 def names_in_tables(strings: Strings) -> dict[str, Any]:
@@ -260,7 +228,7 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
     }
 
 
-def _exception(row: dict[str, Any]) -> dict[str, Any]:
+def _exception(row: Row) -> dict[str, Any]:
     frame = row.get("frame")
     return {
         "t_ns": int_or_0(row.get("t_ns")),
@@ -271,7 +239,7 @@ def _exception(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _wrapped_parameters(row: dict[str, Any]) -> tables.WrappedParameters:
+def _wrapped_parameters(row: Row) -> tables.WrappedParameters:
     place = row.get("place")
     return tables.WrappedParameters(
         group=str(row["group"]),
@@ -281,6 +249,44 @@ def _wrapped_parameters(row: dict[str, Any]) -> tables.WrappedParameters:
         some=tuple(map(str, row["some"])),
         site=_site(place) if isinstance(place, dict) else None,
     )
+
+
+def _label(row: Row) -> Label:
+    return Label(
+        api=str(row["api"]),
+        text=str(row["text"]),
+        module=str(row.get("module", "")),
+        stage=int(row.get("stage", -1)),
+        microbatch=int(row.get("microbatch", -1)),
+    )
+
+
+def _sharding(row: Row) -> tables.Sharding:
+    return tables.Sharding(scheme=str(row["scheme"]), shards=int(row["shards"]), by=str(row["by"]))
+
+
+def _bucket_layout(row: Row) -> tables.BucketLayout:
+    return tables.BucketLayout(
+        t_ns=int(row["t_ns"]),
+        reducer=int(row["id"]),
+        group=str(row["group"]),
+        sizes=tuple(map(int, row["buckets"])),
+        num_parameters=int(row["parameters"]),
+    )
+
+
+def _optimizer_age(row: Row) -> tables.OptimizerAge:
+    return tables.OptimizerAge(
+        steps=int(row["steps"]), parameters=int(row["parameters"]), elements=int(row["elements"])
+    )
+
+
+def _thread_exception(row: Row) -> tables.ThreadException:
+    return tables.ThreadException(**_exception(row), thread=str(row.get("thread", "")))
+
+
+def _uneven_sizes(row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(map(int, row["inputs"])), tuple(map(int, row["outputs"]))
 
 
 def read_strings(folder: Path, problems: list[str]) -> Strings:
@@ -308,7 +314,7 @@ def read_strings(folder: Path, problems: list[str]) -> Strings:
     return strings
 
 
-def _members(row: dict[str, Any]) -> tuple[int, ...]:
+def _members(row: Row) -> tuple[int, ...]:
     """Return the global ranks in a group."""
     if "range" in row:
         first, count, stride = map(int, row["range"])
@@ -318,7 +324,7 @@ def _members(row: dict[str, Any]) -> tuple[int, ...]:
     return share(map(int, row.get("ranks", ())))
 
 
-def _mesh(row: dict[str, Any]) -> tables.Mesh:
+def _mesh(row: Row) -> tables.Mesh:
     coordinate = row.get("coordinate")
     return tables.Mesh(
         names=tuple(map(str, row["names"])),
@@ -330,7 +336,7 @@ def _mesh(row: dict[str, Any]) -> tables.Mesh:
     )
 
 
-def _pipeline(row: dict[str, Any]) -> tables.Pipeline:
+def _pipeline(row: Row) -> tables.Pipeline:
     order, offered = row.get("order"), row.get("offered")
     return tables.Pipeline(
         schedule=str(row["schedule"]),
@@ -355,7 +361,7 @@ def _action(text: str) -> tables.Action:
     )
 
 
-def _out_of_memory(row: dict[str, Any]) -> tables.OutOfMemory:
+def _out_of_memory(row: Row) -> tables.OutOfMemory:
     return tables.OutOfMemory(
         t_ns=int_or_0(row.get("t_ns")),
         device=str(row["device"]),
@@ -369,7 +375,7 @@ def _out_of_memory(row: dict[str, Any]) -> tables.OutOfMemory:
     )
 
 
-def _window(row: dict[str, Any]) -> tables.Window:
+def _window(row: Row) -> tables.Window:
     return tables.Window(
         number=int(row["id"]),
         state=str(row["state"]),
@@ -386,7 +392,7 @@ def _window(row: dict[str, Any]) -> tables.Window:
     )
 
 
-def _snapshot(row: dict[str, Any]) -> tables.Snapshot:
+def _snapshot(row: Row) -> tables.Snapshot:
     return tables.Snapshot(
         state=str(row["state"]),
         why=str(row["why"]),
@@ -401,7 +407,7 @@ def _snapshot(row: dict[str, Any]) -> tables.Snapshot:
     )
 
 
-def _name_of_file(row: dict[str, Any]) -> str:
+def _name_of_file(row: Row) -> str:
     """Return the name of a file in the folder of the rank.
 
     Raises:
@@ -413,7 +419,7 @@ def _name_of_file(row: dict[str, Any]) -> str:
     return name
 
 
-def _site(row: dict[str, Any], frames: Mapping[int, Site] = MappingProxyType({})) -> Site:
+def _site(row: Row, frames: Mapping[int, Site] = MappingProxyType({})) -> Site:
     numbers = [int(number) for number in row.get("callers", ())]
     return _known_site(
         str(row["file"]),
@@ -432,9 +438,41 @@ def _known_site(file: str, line: int, function: str, api: str, package: str, cal
     return Site(file=file, line=line, function=function, api=shown, package=package, callers=callers)
 
 
-def json_lines(
-    path: Path, problems: list[str], *, known: dict[bytes, dict[str, Any]] | None = None
-) -> list[dict[str, Any]]:
+READERS: dict[str, _Reader] = {
+    "process": Strings._take_process,
+    "op": Strings._take_op,
+    "site": Strings._take_site,
+    "frame": _by_id(lambda strings: strings.frames, _site),
+    "label": _by_id(lambda strings: strings.labels, _label),
+    "group": Strings._take_group,
+    "axis": Strings._take_axis,
+    "mesh": _in_order(lambda strings: strings.meshes, _mesh),
+    "sharding": _in_order(lambda strings: strings.shardings, _sharding),
+    "ddp": _in_order(lambda strings: strings.bucket_layouts, _bucket_layout),
+    "parameters": _in_order(lambda strings: strings.wrapped_parameters, _wrapped_parameters),
+    "optimizer": _in_order(lambda strings: strings.optimizer_ages, _optimizer_age),
+    "pipeline": _by_id(lambda strings: strings.pipelines, _pipeline),
+    "thread": Strings._take_thread,
+    "thread_start": Strings._take_thread_start,
+    "device": Strings._take_device,
+    "stream": _by_id(
+        lambda strings: strings.streams, lambda row: f"{row['device']}:{int(row['index'])} stream {int(row['stream'])}"
+    ),
+    "sizes": _by_id(lambda strings: strings.sizes, _uneven_sizes),
+    "feature": _in_order(lambda strings: strings.features, lambda row: str(row["name"])),
+    "exception": _in_order(lambda strings: strings.exceptions, lambda row: tables.ExceptionRecord(**_exception(row))),
+    "thread_exception": _in_order(lambda strings: strings.thread_exceptions, _thread_exception),
+    "out_of_memory": _in_order(lambda strings: strings.out_of_memory, _out_of_memory),
+    "early_use": Strings._take_early_use,
+    "window": _by_id(lambda strings: strings.windows, _window),
+    "snapshot": _in_order(lambda strings: strings.snapshots, _snapshot),
+    "exit": Strings._take_exit,
+    "note": _in_order(lambda strings: strings.notes, lambda row: str(row.get("text", ""))),
+}
+"""What takes an entry, by its kind: one for each of `schema.STRING_ENTRIES`."""
+
+
+def json_lines(path: Path, problems: list[str], *, known: dict[bytes, Row] | None = None) -> list[Row]:
     """Return the objects of a file of JSON lines; a last line cut short by a kill is no problem.
 
     Args:
@@ -455,7 +493,7 @@ def json_lines(
     return sound
 
 
-def _decode_new(lines: list[bytes], known: dict[bytes, dict[str, Any]]) -> list[dict[str, Any] | None]:
+def _decode_new(lines: list[bytes], known: dict[bytes, Row]) -> list[Row | None]:
     """Return the object of each line, decoding those that are not known."""
     rows = [known.get(line) for line in lines]
     unknown = [i for i, row in enumerate(rows) if row is None]
@@ -466,7 +504,7 @@ def _decode_new(lines: list[bytes], known: dict[bytes, dict[str, Any]]) -> list[
     return rows
 
 
-def _decode(lines: list[bytes]) -> list[dict[str, Any] | None]:
+def _decode(lines: list[bytes]) -> list[Row | None]:
     """Return the object of each line; None where it is damaged."""
     try:
         # Decoding all lines at once takes half the time. No string holds a line feed, and any other damage changes the
