@@ -169,9 +169,10 @@ def test_exception_of_the_jobs_signal_handler_passes(handler: object, capsys: py
 
 
 @pytest.mark.usefixtures("no_handler_left")
-def test_our_error_below_the_jobs_signal_handler_is_ours() -> None:
+def test_our_error_below_the_jobs_signal_handler_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: fail())
     signal.raise_signal(signal.SIGUSR1)
+    assert capsys.readouterr().err == f"dtprof: {LINE}\n"
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])

@@ -169,18 +169,20 @@ def run_job(
         keep_program()
     if records != run:
         _bring_home(records, run)
-    is_written = manifest.update(
-        ended_realtime_ns=time.time_ns(),
-        ended_monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-        exit_status=status,
-        stopped_on_hang=stopped,
-        hang_detected_ns=watch.hang_detected_ns,
-        oom_kills=count_oom_kills() - oom_before,
-        host_oom_kills=count_host_oom_kills() - host_oom_before,
-        oom_victims=[dataclasses.asdict(victim) for victim in list_oom_victims(since_ns=began_ns)],
-        truncated=watch.truncated,
-        **({"hosts": run_directory.hosts_of(run)} if is_creator else {}),
-    )
+    ends: run_directory.JobEndFields = {
+        "ended_realtime_ns": time.time_ns(),
+        "ended_monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        "exit_status": status,
+        "stopped_on_hang": stopped,
+        "hang_detected_ns": watch.hang_detected_ns,
+        "oom_kills": count_oom_kills() - oom_before,
+        "host_oom_kills": count_host_oom_kills() - host_oom_before,
+        "oom_victims": [dataclasses.asdict(victim) for victim in list_oom_victims(since_ns=began_ns)],
+        "truncated": watch.truncated,
+    }
+    if is_creator:
+        ends["hosts"] = run_directory.hosts_of(run)
+    is_written = manifest.update(ends)
     if collecting is not None:
         collecting.finish(run)
     if not is_written and not is_run_gone():
@@ -288,7 +290,7 @@ def _place_of_records(run: Path, settings: JobSettings, manifest: run_directory.
         manifest.note(text)
         return run
     manifest.note(f"{run} lies on a network ({place.kind}): records were written to {local} and moved at the end")
-    manifest.update()
+    manifest.update({})
     return local
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import psutil
 
@@ -130,6 +130,21 @@ def _is_ours(entry: Path) -> bool:
     return entry.name.startswith("node-") and all(OUR_NODE_FILE.fullmatch(e.name) for e in entry.iterdir())
 
 
+class JobEndFields(TypedDict, total=False):
+    """What a launcher adds to its document when the job has ended."""
+
+    ended_realtime_ns: int
+    ended_monotonic_ns: int
+    exit_status: int | None
+    stopped_on_hang: bool
+    hang_detected_ns: int | None
+    oom_kills: int
+    host_oom_kills: int
+    oom_victims: list[dict[str, object]]
+    truncated: bool
+    hosts: list[str]
+
+
 class LauncherDocument:
     """A JSON file of one launcher, rewritten whole when it learns something about the job."""
 
@@ -152,7 +167,7 @@ class LauncherDocument:
         """Add a sentence about how the job was recorded."""
         self._notes.append(text)
 
-    def update(self, **fields: object) -> bool:
+    def update(self, fields: JobEndFields) -> bool:
         """Rewrite the file with new fields; return False where the disk refuses it."""
         self._fields.update(fields)
         try:

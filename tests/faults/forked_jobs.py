@@ -56,12 +56,14 @@ def run(program: Program, folder: Path, *, library: str, device: str = "cpu") ->
             _send(pid, signal.SIGKILL)
             _end_session(pid)
     manifest.update(
-        ended_realtime_ns=time.time_ns(),
-        ended_monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-        exit_status=status,
-        stopped_on_hang=hang_ns is not None,
-        hang_detected_ns=hang_ns,
-        oom_kills=0,
+        {
+            "ended_realtime_ns": time.time_ns(),
+            "ended_monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+            "exit_status": status,
+            "stopped_on_hang": hang_ns is not None,
+            "hang_detected_ns": hang_ns,
+            "oom_kills": 0,
+        }
     )
     return diagnose_run(folder)
 

@@ -134,7 +134,7 @@ def test_manifest_says_what_runs_and_later_how_it_ended(tmp_path: Path, monkeypa
     assert {"TORCH_API_TOKEN", "HOME_SWEET"} & set(written["environment"]) == set()
     assert written["given_to_torch"] == {"TORCH_NCCL_ENABLE_TIMING": "1"}
     manifest.note("a word")
-    assert manifest.update(exit_status=3)
+    assert manifest.update({"exit_status": 3})
     written = json.loads((tmp_path / paths.MANIFEST).read_text())
     assert (written["exit_status"], written["notes"], written["settings"]) == (3, ["a word"], {"on_hang": "stop"})
 
@@ -145,4 +145,4 @@ def test_manifest_that_cannot_be_completed_is_no_error(tmp_path: Path) -> None:
     manifest = run_directory.RunManifest(run, ["x"], {})
     (run / paths.MANIFEST).unlink()
     run.rmdir()
-    assert manifest.update(exit_status=0) is False
+    assert manifest.update({"exit_status": 0}) is False

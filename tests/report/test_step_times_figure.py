@@ -95,7 +95,9 @@ def test_no_used_steps_is_said() -> None:
 
 
 def test_used_steps_that_the_series_does_not_hold_do_no_harm() -> None:
-    drawn(with_series(StepSeries(rank=0, duration_ns=(100 * MS,), first_step=2), used=(50, 60)))
+    drawing = drawn(with_series(StepSeries(rank=0, duration_ns=(100 * MS,), first_step=2), used=(50, 60)))
+    assert list(trace(drawing, "ink").y) == [100]
+    assert drawing.sentence.startswith("Duration of 1 step. Steps 50 to 60 are measured: ")
 
 
 @pytest.mark.parametrize("series", [(), (StepSeries(rank=0, duration_ns=()),)])
