@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything, from a fresh clone; a second call skips what is done.
 .POSIX:
-.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity sanitizers clients matrix gpu benchmarks site wheels sbom clean
+.PHONY: help demo test test-all environment tools check compiled unit jobs alone browser fuzz parity sanitizers clients matrix gpu benchmarks site wheels sbom clean
 
 PYTEST = .venv/bin/python -m pytest
 # What `make test` leaves to `make test-all`, which sets this to nothing: tests that show once more what another shows.
@@ -33,7 +33,7 @@ demo:
 # limits and for their slowest rank.
 test:
 	@$(MAKE) -s -j 2 environment tools
-	@$(MAKE) -s -j 4 check accelerator unit browser
+	@$(MAKE) -s -j 4 check compiled unit browser
 	@$(MAKE) -s jobs
 	@$(MAKE) -s alone
 	@echo "==> all of the gate has passed"
@@ -56,9 +56,11 @@ check:
 	@.ci/step "linting" .make/lint.log .venv/bin/ruff check .
 	@.ci/step "checking types" .make/types.log .venv/bin/mypy
 
-# Compiled beforehand, or the first job test that needs it would wait for it.
-accelerator:
+# Compiled beforehand, or all tests of jobs would wait for the first that needs it.
+compiled:
 	@.ci/environment test
+	@.ci/step "compiling the native hook" .make/hook.log .venv/bin/python -c \
+		'from dtprof.capture.native import build; from dtprof.records import schema; build.ensure(schema.cpp_header(), timeout_s=600)'
 	@.ci/step "compiling the simulated accelerator" .make/accelerator.log \
 		.venv/bin/python -m tests.accelerator.compiled_device
 
