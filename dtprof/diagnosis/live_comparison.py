@@ -127,9 +127,10 @@ class LiveComparison:
         before = [known.tables] if known is not None else []
         operations = join([part.operations for part in (*before, tables)])
         spans = join([part.spans for part in (*before, tables)])
-        steps = spans_named(tables, spans, events.STEP, events.OPTIMIZER)
-        steppers, at = np.unique(steps["thread"], return_index=True)
-        spans = join([steps[at], spans_named(tables, spans, events.FORWARD)])
+        steppers = np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"])
+        marks = spans_named(tables, spans, events.STEP)
+        _, at = np.unique(marks["thread"], return_index=True)
+        spans = join([marks[at], spans_named(tables, spans, events.FORWARD, events.OPTIMIZER)])
         numbers = known.numbers if known is not None else np.zeros(0, np.int64)
         if known is None or known.tables.groups is not tables.groups:
             numbers = self._number(tables)
@@ -271,22 +272,24 @@ class LiveComparison:
             rows = rank.tables.operations
             if len(rows) > limit:  # a copy: a view would keep the whole
                 rank.tables = replace(rank.tables, operations=rows[-limit:].copy())
-            rank.tables = _without_early_forwards(rank.tables, most=limit)
+            rank.tables = _without_early_spans(rank.tables, most=limit)
 
 
-def _without_early_forwards(tables: RankTables, *, most: int) -> RankTables:
-    """Return the tables with forward passes before the operations in them counted, and so all but the newest."""
-    forwards = np.flatnonzero(are_named(tables, tables.spans, events.FORWARD))
+def _without_early_spans(tables: RankTables, *, most: int) -> RankTables:
+    """Return the tables with forward passes and optimizer steps before the operations counted, and all but the newest.
+
+    One of either is left, which tells the thread.
+    """
     oldest_ns = int(tables.operations["issued_ns"][0]) if len(tables.operations) else 0
-    early = max(int(np.count_nonzero(tables.spans["begin_ns"][forwards] < oldest_ns)), len(forwards) - most)
-    if early <= 0:
+    past, early = tables.past or NO_PAST, []
+    for name, counter in ((events.FORWARD, "forwards"), (events.OPTIMIZER, "updates")):
+        at = np.flatnonzero(are_named(tables, tables.spans, name))
+        num = max(int(np.count_nonzero(tables.spans["begin_ns"][at] < oldest_ns)), len(at) - most)
+        early.append(at[: max(0, min(num, len(at) - 1))])
+        past = replace(past, **{counter: getattr(past, counter) + len(early[-1])})
+    if not any(map(len, early)):
         return tables
-    past = tables.past or NO_PAST
-    return replace(
-        tables,
-        spans=np.delete(tables.spans, forwards[:early]),
-        past=replace(past, forwards=past.forwards + early),
-    )
+    return replace(tables, spans=np.delete(tables.spans, np.concatenate(early)), past=past)
 
 
 def _groups_of(rows: Array) -> npt.NDArray[np.int64]:

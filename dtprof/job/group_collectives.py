@@ -6,6 +6,7 @@ Records, dumps and the followers of a running job fill these columns; `job/agree
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -39,6 +40,7 @@ COLLECTIVE = np.dtype(
     [
         *COMPARED.descr,
         ("forwards", "i8"),  # forward passes started before it
+        ("updates", "i8"),  # steps of optimizers begun before it, also those that no backward pass preceded
         ("thread", "u2"),
         ("flags", "u1"),
         ("waits", "u1"),
@@ -118,6 +120,17 @@ def compare_columns(
     return table
 
 
+class Begins(NamedTuple):
+    """When spans of a kind began."""
+
+    earlier: int  # as many began before the first of `ns`
+    ns: npt.NDArray[np.int64]  # ascending
+
+    def before(self, times_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return how many began before each time."""
+        return np.asarray(self.earlier + np.searchsorted(self.ns, times_ns), np.int64)
+
+
 def index_collectives(
     tables: RankTables,
     keys: Mapping[int, GroupId],
@@ -125,15 +138,16 @@ def index_collectives(
     operation: Callable[[int], Operation],
     *,
     first: int,
-    forwards_before: int,
-    forwards_ns: npt.NDArray[np.int64],
+    forwards: Begins,
+    updates: Begins,
     steppers: npt.NDArray[np.integer],
 ) -> RankCollectives:
     """Return the collectives of each group in columns, by position.
 
     Parameters:
         first: the row to begin with.
-        forwards_before: forward passes started before the first of `forwards_ns`.
+        forwards: of forward passes.
+        updates: of the steps of optimizers.
         steppers: threads that make steps; where there are none, all are taken to be in step.
     """
     chosen = first + np.flatnonzero(rows["kind"][first:] != codes.POINT_TO_POINT)
@@ -141,7 +155,8 @@ def index_collectives(
     collectives = select(rows, chosen)
     table = compare_columns(collectives, tables, COLLECTIVE, steppers=steppers, max_splits=MAX_SPLITS)
     table["row"] = chosen
-    table["forwards"] = forwards_before + np.searchsorted(forwards_ns, collectives["issued_ns"])
+    table["forwards"] = forwards.before(collectives["issued_ns"])
+    table["updates"] = updates.before(collectives["issued_ns"])
     return RankCollectives(groups=split_by_group(table, collectives["group"], keys), operation=operation)
 
 

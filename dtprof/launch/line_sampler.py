@@ -7,6 +7,7 @@
 Both are a few samplings in a job.
 """
 
+import itertools
 import time
 from collections import Counter
 from pathlib import Path
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from dtprof.analysis.stragglers.late_arrivals import LateArrivals, LateRank
     from dtprof.records.tables import RankTables
 
-EVERY_S = 1.0
+EVERY_S, EARLY_EVERY_S, EARLY_LOOKS = 1.0, 0.3, 30
+"""Between two looks at the records; and between the first ones, for jobs that train for seconds alone."""
 LATE_SAMPLE_S, SHORT_SAMPLE_S, LATE_RATE = 2.0, 1.0, 50
 SHORT_PERIOD_NS = 250_000_000
 """From one late arrival to the next, up to which the shorter sampling sees several."""
@@ -130,7 +132,8 @@ class LineSampler:
         arrivals, progress = LateArrivals(), Progress()
         late_samplings, newest_late_s = 0, -PAUSE_S
         alone_samplings, newest_alone_s = 0, -ALONE_PAUSE_S
-        while not self._thread.ended.wait(EVERY_S):
+        pauses_s = itertools.chain(itertools.repeat(EARLY_EVERY_S, EARLY_LOOKS), itertools.repeat(EVERY_S))
+        while not self._thread.ended.wait(next(pauses_s)):
             for growths, _ in self._records.take():
                 arrivals.take(growth.tables for growth in growths.values())
                 for growth in growths.values():

@@ -1,8 +1,10 @@
 """Profiles of the main threads of processes, taken by py-spy from outside, without stopping them."""
 
+import contextlib
 import re
 import subprocess
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from dtprof.records.user_files import is_user_file
 _POLL_S = 0.05
 TIMES_ALLOWED = 3
 """How many times its duration py-spy may take until it is killed."""
+WRITES_WITHIN_S = 0.5
+"""In which py-spy writes its samples once the processes have ended."""
 MOSTLY = 0.5
 """Share of its time from which on the processor's time of a process is that of a line."""
 IDLE_SHARE = 0.25
@@ -124,7 +128,10 @@ def name_inner(line: ProfiledLine) -> str:
 def take_profiles(
     pids: Sequence[int], ended: Event, *, duration_s: float, rate: float
 ) -> list[tuple[Profile, WorkRates]]:
-    """Sample processes side by side `rate` times a second; empty where one cannot be, or `ended` is set meanwhile."""
+    """Sample processes side by side `rate` times a second; empty where one cannot be.
+
+    A job that ends meanwhile sets `ended`: py-spy then writes what it has of the processes that are gone.
+    """
     spy = find_py_spy()
     if spy is None or not all(pids):
         return []
@@ -137,8 +144,11 @@ def take_profiles(
         try:
             waited_s = 0.0
             while any(process.poll() is None for process in running):
-                if ended.wait(_POLL_S) or waited_s > TIMES_ALLOWED * duration_s:
+                if waited_s > TIMES_ALLOWED * duration_s:
                     return []
+                if ended.wait(_POLL_S):
+                    _wait_for(running)
+                    break
                 waited_s += _POLL_S
         finally:
             for process in running:
@@ -150,6 +160,13 @@ def take_profiles(
         profiles = [read_profile(file.read_text(errors="replace")) for file in files]
     rates = (WorkRates.between(*both, duration_s) for both in zip(before, after, strict=True))
     return list(zip(profiles, rates, strict=True))
+
+
+def _wait_for(running: Sequence["subprocess.Popen[bytes]"]) -> None:
+    end = time.monotonic() + WRITES_WITHIN_S
+    for process in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
 
 
 def _start(spy: str, pid: int, file: Path, *, duration_s: float, rate: float) -> "subprocess.Popen[bytes]":

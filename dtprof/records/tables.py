@@ -358,6 +358,7 @@ class Past:
     exhausted: int  # and that had none left
     newest_is_exhaustion: bool  # of these spans the last
     forwards: int  # spans of forward passes
+    updates: int  # spans of optimizers
     longest_gap_ns: int  # between operations, the last and the first in the tables included; steps begun
 
 

@@ -8,7 +8,7 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.diagnosis.rules.p2p_unmatched import find_omitted
+from dtprof.diagnosis.rules.p2p_unmatched import find_omitted, find_other_partner
 from dtprof.job.wait_graph import Wait, went_astray
 
 MIN_ROUNDS = 2
@@ -28,7 +28,8 @@ def find_message_cycle(case: Case) -> Iterator[Finding]:
         return
     if sum(went_astray(job.ranks, wait) for wait in inside.values()) == 1 and not _are_all_new(job, inside):
         return  # one turned to the wrong peer: the others wait as they always did
-    if any(set(finding.culprit_ranks) < set(cycle) for finding in case.findings(find_omitted)):
+    left_out_or_apart = (*case.findings(find_omitted), *case.findings(find_other_partner))
+    if any(set(finding.culprit_ranks) < set(cycle) for finding in left_out_or_apart):
         return
     facts = tuple(
         f"rank {r}: {message_words(w.operation)}{at_line(w.operation.site)}" for r, w in sorted(inside.items())[:8]

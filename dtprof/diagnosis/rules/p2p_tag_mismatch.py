@@ -41,11 +41,16 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
             operations = {wait.rank: mine, peer: other}
             # Where tags count, each of them is new: who counts on has done nothing.
             guilty = [r for r, o in operations.items() if _breaks_rhythm(job, r, o)]
+            tags: set[int] = set()
             if len(guilty) != 1:
                 guilty = [r for r, o in operations.items() if _is_unheard_of(job, r, o)]
+            if len(guilty) != 1 and len(tags := _tags_of_others(job, operations)) == 1:
+                guilty = [r for r, o in operations.items() if o.tag not in tags]
             facts = [f"rank {r}: {message_words(o)}{at_line(o.site)}" for r, o in sorted(operations.items())]
             advice = "Give both ends the same tag."
-            if len(guilty) == 1:
+            if len(guilty) == 1 and len(tags) == 1:
+                facts.append(f"the other ranks are at tag {tags.pop()} here")
+            elif len(guilty) == 1:
                 facts.append(f"rank {guilty[0]} does not go on as it had with its tags here before")
             elif len(met := {r: others for r, o in operations.items() if (others := _met_with(job, r, o))}) == 1:
                 ((sound, others),) = met.items()
@@ -108,6 +113,13 @@ def _is_unheard_of(job: JobState, rank: int, operation: Operation) -> bool:
         if (c.group, c.peer, c.sends) == (operation.group, operation.peer_rank, operation.op == "send")
     ]
     return operation.nth == 0 and len(same_way) > 1
+
+
+def _tags_of_others(job: JobState, operations: dict[int, Operation]) -> set[int]:
+    """Return the tags with which ranks beside the two wait at their lines, as where all count their rounds."""
+    sites = {o.site for o in operations.values()} - {None}
+    others = (rank for rank in job.ranks.values() if rank.rank not in operations)
+    return {o.tag for rank in others for o in rank.open_operations if o.p2p and o.site in sites}
 
 
 def _met_with(job: JobState, rank: int, operation: Operation) -> list[int]:

@@ -29,11 +29,16 @@ def find_unmatched(case: Case) -> Iterator[Finding]:
     """Give findings for messages whose other end its peer does not post: it waits elsewhere, or has ended.
 
     A rank that turns to a peer as never before while another waits for it went astray itself: it is heard last, and
-    those that wait for it first.
+    those that wait for it first. Those who wait for a rank that waits for such a message itself come after it.
     """
     job, unmet, waits = case.job, case.unmet_messages, case.job.waits
     astray = {wait.rank for wait in unmet if went_astray(job.ranks, wait)}
-    for wait in sorted(unmet, key=lambda wait: (wait.rank in astray, not astray & set(wait.awaited))):
+    held = {wait.rank for wait in unmet} - astray
+
+    def by_cause(wait: Wait) -> tuple[bool, bool, bool]:
+        return wait.rank in astray, not astray & {*wait.awaited}, bool(held & {*wait.awaited})
+
+    for wait in sorted(unmet, key=by_cause):
         mine = wait.operation
         peers = [job.ranks[r] for r in wait.awaited if r in job.ranks]
         elsewhere = [p for p in peers if p.finished or (p.rank in waits and not _comes_soon(job, p.rank))]
@@ -58,7 +63,8 @@ def find_unmatched(case: Case) -> Iterator[Finding]:
         if {wait.rank, peer.rank} <= set(case.cycle) and _posts_later(job, operation, needed):
             yield _late_finding(job, wait, peer.rank, needed)
             continue
-        if operation is not None and _comes_usually_to(job.ranks[wait.rank], mine, peer, operation):
+        is_extra = operation is not None and _comes_usually_to(job.ranks[wait.rank], mine, peer, operation)
+        if operation is not None and is_extra and not _most_go_on(job, operation):
             yield _surplus_finding(
                 job,
                 wait,
@@ -168,6 +174,52 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             here = next(at_line_of_it, None)
             made = (job.ranks[here], waits[here][0].operation) if here is not None else (peer, usual)
             yield _with_way(job, found, made, peer, after=operation_before(*made) if here is not None else after)
+
+
+def find_other_partner(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks of a cycle that exchange messages in pairs, and do not agree on the pairs of a step.
+
+    Each has posted a send to the rank that it receives from. Who exchanges with a member of another pair chose wrongly.
+    """
+    job = case.job
+    waiting = {rank: job.waits[rank][0].operation for rank in case.cycle}
+    if not waiting or not all(_is_of_an_exchange(job.ranks[rank], o) for rank, o in waiting.items()):
+        return
+    partners: dict[int, dict[int, set[int]]] = {}  # by step and rank
+    for rank in job.ranks.values():
+        for o in rank.operations:
+            if o.p2p and o.step is not None:
+                partners.setdefault(o.step, {}).setdefault(rank.rank, set()).add(o.peer_rank)
+    for step, pairs in sorted(partners.items()):
+        apart = [r for r, chosen in pairs.items() if any(q in pairs and r not in pairs[q] for q in chosen)]
+        wrong = [r for r in apart if all(pairs.get(q) and q not in apart for q in pairs[r])]
+        if not apart:
+            continue
+        culprits = tuple(sorted(wrong or apart))
+        chosen = min(pairs[culprits[0]])
+        left = [r for r in apart if pairs[r] & {*culprits} and r not in culprits]
+        facts = [f"in step {step} rank {r} exchanges with {list_ranks(sorted(pairs[r]))}" for r in sorted(pairs)[:8]]
+        yield message_finding(
+            "p2p-unmatched",
+            f"{capitalised(culprits)} exchanged messages with rank {chosen} in step {step}, which exchanged with "
+            f"{list_ranks(sorted(pairs.get(chosen, ())))}; "
+            + (f"{list_ranks(left)} turned to {list_ranks(culprits)}, " if left else "")
+            + "and messages of different steps met from there on.",
+            job=job,
+            operations=waiting,
+            culprits=culprits,
+            confidence=0.8 if wrong else 0.6,
+            facts=tuple(facts),
+            advice="Draw the pairs from a generator of their own with a common seed, or send the list from one rank.",
+        )
+        return
+
+
+def _is_of_an_exchange(rank: RankState, waiting: Operation) -> bool:
+    """Say whether a rank that waits for a message has sent one to the same peer, or the other way round."""
+    return waiting.p2p and any(
+        o.p2p and o.peer_rank == waiting.peer_rank and o.op != waiting.op for o in rank.open_operations
+    )
 
 
 def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
@@ -308,6 +360,14 @@ def _comes_usually_to(rank: RankState, mine: Operation, peer: RankState, stuck: 
     return usual is not None and usual.label == stuck.label and usual_operation(peer.operations, stuck) is None
 
 
+def _most_go_on(job: JobState, stuck: Operation) -> bool:
+    """Say whether more ranks exchange messages where they came to a collective before than have come to it now."""
+    first = {rank: o for rank in job.ranks if (o := job.ranks[rank].first_blocking) is not None}
+    come = [rank for rank, o in first.items() if (o.group, o.seq) == (stuck.group, stuck.seq)]
+    usual = (usual_operation(job.ranks[rank].operations, o) for rank, o in first.items() if o.p2p)
+    return sum(o is not None and o.label == stuck.label for o in usual) > len(come)
+
+
 def _surplus_finding(job: JobState, wait: Wait, than: str, fact: str, peer: int) -> Finding:
     mine = wait.operation
     call = "send" if mine.op == "send" else "receive"
@@ -434,6 +494,7 @@ def _comes_soon(job: JobState, rank: int) -> bool:
 
 RULES: Declared = (
     Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_omitted),
+    Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_other_partner),
     Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_unmatched),
     Rule(kinds=("p2p-unmatched",), stages=(Stage.MISPAIRED,), find=find_untaken),
     Refinement(kinds=("p2p-unmatched",), causes=("rank-exited",), stages=(Stage.WAIT, Stage.LATE), refine=explain_exit),

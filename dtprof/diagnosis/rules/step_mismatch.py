@@ -271,6 +271,9 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
         return None
     codes = {rank: _codes(table, clock) for rank, table in cut.items()}
     likeness = {rank: own[:shortest].tobytes() for rank, own in codes.items()}
+    # An optimizer step that no backward pass preceded, as where a rank skips a batch, counts as none.
+    if clock == "step" and len({*likeness.values()}) > 1 and _call_alike(cut, shortest, after="updates"):
+        return None
     # What most ranks did is what the program says: they are the reference, and the odd ones shifted against it.
     usual = _usual(likeness, {rank: table[:shortest] for rank, table in cut.items()})
     surplus = _surplus(job, cut)
@@ -311,10 +314,10 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     if job.went_wrong and shifts and _are_all_made(job, cut, shifts):
         return None
     if not shifts:
-        early = _find_early_step(cut, reference, shortest) if clock == "step" and not job.went_wrong else None
-        if early is None:
+        odd = _find_odd_round(cut, reference, shortest) if clock == "step" and not job.went_wrong else None
+        if odd is None:
             return None
-        rank, at = early
+        rank, at = odd
         present = at_position(job.ranks, tables, start + at)
         return _optimizer_finding(job, group, present, (rank,), seq=start + at, tie=len(tables) == 2)
     first = min(shifts.values(), key=lambda shift: shift.at)
@@ -330,7 +333,7 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     present = at_position(job.ranks, tables, seq)
     if first.at == 0 and not job.went_wrong and _have_roles(job, *_both_sides(job, present, culprits)):
         return None
-    if clock == "step" and not job.went_wrong and _call_alike(cut, shortest):
+    if clock == "step" and not job.went_wrong and _call_alike(cut, shortest, after="forwards"):
         return _optimizer_finding(job, group, present, culprits, seq=seq, tie=tie)
     return _finding(job, group, present, culprits, first, seq=seq, tie=tie)
 
@@ -341,11 +344,11 @@ def _are_all_made(job: JobState, tables: dict[int, Array], odd: Iterable[int]) -
     return len(made) == 1 and all(job.ranks[rank].finished for rank in odd)
 
 
-def _find_early_step(tables: dict[int, Array], reference: int, shortest: int) -> tuple[int, int] | None:
-    """Return the one rank that made an optimizer step before the calls of a round, and the first of these calls.
+def _find_odd_round(tables: dict[int, Array], reference: int, shortest: int) -> tuple[int, int] | None:
+    """Return the one rank that made an optimizer step more or less before the calls of a round, and the first of these.
 
     The calls of all ranks are the same, and so are the steps before and after: a step is counted once, however often
-    it is made without a backward pass between.
+    it is made without a backward pass between, and what one rank skipped in a round the others may skip in the next.
     """
     usual = tables[reference][:shortest]
     odd = {
@@ -359,12 +362,15 @@ def _find_early_step(tables: dict[int, Array], reference: int, shortest: int) ->
     ((rank, at),) = odd.items()
     steps = usual["step"]
     is_one_round = len(distinct(steps[at])) == 1 and len(at) == int(at[-1] - at[0]) + 1
-    is_ahead = bool((tables[rank]["step"][at] == steps[at] + 1).all())
+    by = distinct(tables[rank]["step"][at] - steps[at])
+    is_by_one = len(by) == 1 and abs(int(by[0])) == 1
+    updates = [table["updates"] for table in tables.values()]
+    is_real = not all(map(np.any, updates)) or bool((tables[rank]["updates"][at] != usual["updates"][at]).all())
     is_among = (
         _history(usual, int(at[0])) >= MIN_HISTORY and _history(usual[::-1], shortest - 1 - int(at[-1])) >= MIN_TAIL
     )
     makes_steps = bool(tables[rank]["in_step"][at].all()) and int(steps[-1]) > int(steps[0])
-    return (rank, int(at[0])) if is_one_round and is_ahead and is_among and makes_steps else None
+    return (rank, int(at[0])) if is_one_round and is_by_one and is_real and is_among and makes_steps else None
 
 
 def _usual(likeness: dict[int, bytes], tables: dict[int, Array]) -> bytes:
@@ -379,10 +385,10 @@ def _usual(likeness: dict[int, bytes], tables: dict[int, Array]) -> bytes:
     return other if _history(b, at) and not _history(a, at) else usual
 
 
-def _call_alike(tables: dict[int, Array], shortest: int) -> bool:
-    """Say whether all ranks make the same calls after as many forward passes: then none was skipped or added."""
-    known = all(table["forwards"][:shortest].any() for table in tables.values())
-    return known and len({_codes(table, "forwards")[:shortest].tobytes() for table in tables.values()}) == 1
+def _call_alike(tables: dict[int, Array], shortest: int, *, after: str) -> bool:
+    """Say whether all ranks make the same calls after as many forward passes, or steps of optimizers: none is extra."""
+    known = all(table[after][:shortest].any() for table in tables.values())
+    return known and len({_codes(table, after)[:shortest].tobytes() for table in tables.values()}) == 1
 
 
 def _codes(table: Array, clock: str) -> Codes:
@@ -423,7 +429,22 @@ def _shift(
             if overlap >= tail and np.array_equal(a[:overlap], b[:overlap]):
                 left_out = _left_out(reference[at:], own[at:], most=by - 1, tail=tail) if added else 0
                 return Shift(at=at, by=-left_out or (by if added else -by))
-    return None
+    return _other_round(reference, own, reference_table, own_table, at=at, tail=tail)
+
+
+def _other_round(
+    reference: Codes, own: Codes, reference_table: Array, own_table: Array, *, at: int, tail: int
+) -> Shift | None:
+    """Find one round in which a rank made another number of calls, by other lines, as a retry in two halves does."""
+    step = reference_table["step"][at]
+    theirs, mine = ((table["step"] == step) & table["in_step"] for table in (reference_table, own_table))
+    by = int(mine.sum()) - int(theirs.sum())
+    if own_table["step"][at] != step or not 0 < abs(by) <= MAX_SHIFT:
+        return None
+    a, b = reference[~theirs], own[~mine]
+    overlap = min(len(a), len(b))
+    is_alike = overlap >= int(np.argmax(theirs)) + tail and np.array_equal(a[:overlap], b[:overlap])
+    return Shift(at=at, by=by) if is_alike else None
 
 
 def _left_out(reference: Codes, own: Codes, *, most: int, tail: int) -> int:

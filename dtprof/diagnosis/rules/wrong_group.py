@@ -313,7 +313,8 @@ def _like(operation: Operation, everyone: dict[int, Operation]) -> dict[int, Ope
 def _call_instead(job: JobState, member: RankState, awaited: Operation) -> Operation | None:
     """Return the call at the line of an awaited one that a rank made on another group where it always made that one.
 
-    A rank that then goes on with the awaited call, or has yet to go on, may have swapped two calls of the line.
+    A rank that then goes on with the awaited call, or has yet to go on, may have swapped two calls of the line: not
+    where it has the size of the awaited call, and not that with which calls on its group begin in a round.
     """
     at = newest_departure(member.operations, awaited.label)
     if at is None:
@@ -325,7 +326,9 @@ def _call_instead(job: JobState, member: RankState, awaited: Operation) -> Opera
     labels = [operation.label for operation in member.operations[:at]]
     newest = max((i for i, label in enumerate(labels) if label == awaited.label), default=at)
     is_next = _comes_next(job, member.rank, instead) or instead.label in labels[newest + 1 :]  # later in its round
-    return instead if following or not is_next else None
+    begun = next((o for o in member.operations[newest + 1 : at] if o.group == instead.group), None)
+    is_resized = begun is not None and instead.numel == awaited.numel != begun.numel
+    return instead if following or is_resized or not is_next else None
 
 
 def _call_unlike_siblings(job: JobState, member: RankState, awaited: Operation) -> Operation | None:

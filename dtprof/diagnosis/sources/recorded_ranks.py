@@ -14,7 +14,7 @@ from dtprof.columns import distinct
 from dtprof.diagnosis.job_state import LongPhase, PipelinePass, RankState, Stack
 from dtprof.diagnosis.sources.blocked_share import find_blocked_share
 from dtprof.diagnosis.stop_detection import longest_gap_ns, newest_moments
-from dtprof.job.group_collectives import index_collectives
+from dtprof.job.group_collectives import Begins, index_collectives
 from dtprof.job.groups import UNKNOWN_GROUP, GroupId, identify_groups, message_tags
 from dtprof.job.issued_operations import MESSAGE, ChannelEnd, LazyOperations, Operation
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
@@ -37,7 +37,16 @@ PAUSE_NS = 1_000_000_000
 
 _REFUSED_NS = 5_000_000
 LONG_PHASES = (events.CHECKPOINT, events.COMPILE)
-NO_PAST = Past(counts={}, messages={}, batches=0, exhausted=0, newest_is_exhaustion=False, forwards=0, longest_gap_ns=0)
+NO_PAST = Past(
+    counts={},
+    messages={},
+    batches=0,
+    exhausted=0,
+    newest_is_exhaustion=False,
+    forwards=0,
+    updates=0,
+    longest_gap_ns=0,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,8 +253,8 @@ def rank_state(
             rows,
             maker.operation,
             first=swept,
-            forwards_before=past.forwards,
-            forwards_ns=_rounds_ns(tables, spans),
+            forwards=Begins(past.forwards, _rounds_ns(tables, spans)),
+            updates=Begins(past.updates, _begins_ns(spans_named(tables, spans, events.OPTIMIZER))),
             steppers=distinct(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
@@ -576,7 +585,11 @@ def _rounds_ns(tables: RankTables, spans: Array) -> npt.NDArray[np.int64]:
     forwards = spans_named(tables, spans, events.FORWARD)
     if not len(forwards) and tables.past is None:  # backward passes of segments that are not read are not counted
         forwards = spans_named(tables, spans, events.BACKWARD)
-    return np.asarray(np.sort(forwards["begin_ns"]), np.int64)
+    return _begins_ns(forwards)
+
+
+def _begins_ns(spans: Array) -> npt.NDArray[np.int64]:
+    return np.asarray(np.sort(spans["begin_ns"]), np.int64)
 
 
 def _long_phases(tables: RankTables, spans: Array) -> Iterable[LongPhase]:

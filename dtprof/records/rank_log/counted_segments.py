@@ -128,6 +128,7 @@ class _Counts:
     exhausted: int
     newest_is_exhaustion: bool | None  # None: no data loader was asked
     forwards: int
+    updates: int
     issued_ns: tuple[int, int] | None  # when the first and the last operation were issued that gaps are taken between
     longest_gap_ns: int
     spans: tuple[Array, ...]
@@ -146,6 +147,7 @@ class _Counts:
             exhausted=self.exhausted + later.exhausted,
             newest_is_exhaustion=spent,
             forwards=self.forwards + later.forwards,
+            updates=self.updates + later.updates,
             issued_ns=_span_of(self.issued_ns, later.issued_ns),
             longest_gap_ns=gap_ns,
             spans=(*self.spans, *later.spans),
@@ -260,7 +262,7 @@ class _Counter:
             names: of operations and spans, by id.
             counts_all: count the positions of all groups; otherwise of those alone that have no newer operations.
         """
-        self._is = {name: ids_named(names, (name,)) for name in (events.DATA, events.FORWARD)}
+        self._is = {name: ids_named(names, (name,)) for name in (events.DATA, events.FORWARD, events.OPTIMIZER)}
         self._is_kept = ids_named(names, _KEPT_SPANS)
         self._counts_all = counts_all
         self._known = np.zeros(1 << 17, np.bool_)
@@ -281,6 +283,7 @@ class _Counter:
             exhausted=counts.exhausted,
             newest_is_exhaustion=bool(counts.newest_is_exhaustion),
             forwards=counts.forwards,
+            updates=counts.updates,
             longest_gap_ns=gap_ns,
         )
 
@@ -318,6 +321,7 @@ class _Counter:
             exhausted=int(exhausted.sum()),
             newest_is_exhaustion=bool(exhausted[-1]) if len(exhausted) else None,
             forwards=int(np.count_nonzero(self._is[events.FORWARD][op])),
+            updates=int(np.count_nonzero(self._is[events.OPTIMIZER][op])),
             issued_ns=(int(issued[0]), int(issued[-1])) if len(issued) else None,
             longest_gap_ns=int(np.diff(issued).max(initial=0)),
             spans=spans,

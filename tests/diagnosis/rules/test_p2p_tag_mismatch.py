@@ -93,3 +93,17 @@ def test_a_worker_that_passes_over_a_tag_is_named_where_the_server_met_another_o
     message(ranks[0], "recv", 2, 300, line=5, tag=2)
     finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks) == ("p2p-tag-mismatch", culprits)
+
+
+@pytest.mark.parametrize(("first", "culprits"), [(5, (2,)), (4, (1,)), (6, (1, 2))])
+def test_in_a_ring_that_counts_its_rounds_the_rank_with_a_tag_of_its_own_is_named(
+    first: int, culprits: tuple[int, ...]
+) -> None:
+    """Ranks 1 and 2 are at tags 5 and 4 from their first round on; rank 0 at the tag of one of them, or at neither."""
+    ranks = pair(3)
+    for rank, tag in enumerate((first, 5, 4)):
+        message(ranks[rank], "send", (rank + 1) % 3, 100, line=4, tag=tag)
+        message(ranks[rank], "recv", (rank - 1) % 3, 110, line=5, tag=tag)
+    found = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))
+    finding = next(one for one in found if {*one.culprit_ranks} <= {1, 2})
+    assert finding.culprit_ranks == culprits

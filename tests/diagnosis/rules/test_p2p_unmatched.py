@@ -6,7 +6,7 @@ import pytest
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.job_state import JobState, Stack
-from dtprof.diagnosis.rules.p2p_unmatched import find_omitted
+from dtprof.diagnosis.rules.p2p_unmatched import find_omitted, find_other_partner
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.sites import Site
@@ -276,3 +276,73 @@ def test_the_one_way_past_a_message_is_the_line_of_who_left_it_out() -> None:
     finding = next(iter(find_omitted(Case(read))))
     assert finding.culprit_call_sites[1].line == 6
     assert next(iter(find_omitted(Case(job)))).culprit_call_sites[1].line == 5
+
+
+@pytest.mark.parametrize(("stages", "culprit"), [(3, 2), (2, 0)])
+def test_who_leaves_the_microbatches_that_most_stages_go_on_with_is_blamed(stages: int, culprit: int) -> None:
+    """Of two stages either may have counted wrongly: the one that goes on leaves its own pattern."""
+    ranks = pair(stages)
+    last = ranks[-1]
+    for step, t in enumerate((0, 1000, 2000)):
+        for nth in range(3 if step == 2 else 2):
+            is_extra = nth == 2
+            for rank in ranks:
+                at = t + 100 * nth + 10 * rank.rank
+                is_last_hop = rank.rank == stages - 2
+                if rank.rank > 0 and not (is_extra and rank is last):
+                    message(rank, "recv", rank.rank - 1, at, at + 5, line=4)
+                if rank is not last:
+                    message(rank, "send", rank.rank + 1, at + 6, None if is_extra and is_last_hop else at + 9, line=5)
+                    if not is_extra:
+                        message(rank, "recv", rank.rank + 1, at + 50, at + 60, line=6)
+                    elif not is_last_hop:
+                        message(rank, "recv", rank.rank + 1, at + 7, line=6)
+                if rank.rank > 0 and not is_extra:
+                    message(rank, "send", rank.rank - 1, at + 40, at + 60, line=7)
+        for rank in ranks if step < 2 else [last]:
+            done = t + 590 if step < 2 else None
+            rank.op("all_reduce", t + 500, done, returned=t + 501, step=step, site=rank.site("all_reduce", line=9))
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-unmatched", (culprit,))
+
+
+Exchange = tuple[int, int, int, bool]
+"""Rank, partner, step, and whether it ended."""
+MUTUAL: list[Exchange] = [(rank, (rank + 2) % 4, step, True) for step in range(3) for rank in range(4)]
+RING: list[Exchange] = [(rank, (rank + 1) % 4, 3, False) for rank in range(4)]
+
+
+def in_pairs(exchanges: list[Exchange], *, sends: bool = True) -> JobState:
+    """Return four ranks that exchange messages with a partner in each step."""
+    ranks = pair(4)
+    for number, (rank, peer, step, ended) in enumerate(exchanges):
+        at, own = 100 * number + 10, ranks[rank]
+        done = at + 50 if ended else None
+        if sends:
+            site = own.site("isend", line=3)
+            own.op("send", at, done, returned=at + 1, is_async=True, peer=peer, step=step, site=site)
+        own.op("recv", at + 2, done, peer=peer, step=step, site=own.site("recv", line=4))
+    return build_job(ranks, exit_status=None)
+
+
+def test_who_exchanges_with_a_member_of_another_pair_chose_the_wrong_partner() -> None:
+    """In step 3 ranks 0 and 2 exchange, rank 1 waits for rank 3, and that meets rank 2's message of step 4."""
+    third: list[Exchange] = [(0, 2, 3, True), (2, 0, 3, True), (1, 3, 3, False), (3, 2, 3, True)]
+    later: list[Exchange] = [(2, 3, 4, True), (0, 1, 4, False), (3, 2, 4, False), (2, 0, 5, False)]
+    (finding,) = find_other_partner(Case(in_pairs([*MUTUAL, *third, *later])))
+    assert (finding.kind, finding.culprit_ranks, finding.confidence) == ("p2p-unmatched", (3,), 0.8)
+    assert finding.summary == (
+        "Rank 3 exchanged messages with rank 2 in step 3, which exchanged with rank 0; rank 1 turned to rank 3, "
+        "and messages of different steps met from there on."
+    )
+
+
+def test_where_no_pair_agrees_all_of_a_ring_may_have_chosen_wrongly() -> None:
+    (finding,) = find_other_partner(Case(in_pairs([*MUTUAL, *RING])))
+    assert (finding.culprit_ranks, finding.confidence) == ((0, 1, 2, 3), 0.6)
+
+
+def test_ranks_that_receive_before_they_send_have_chosen_no_wrong_partner() -> None:
+    job = in_pairs([*MUTUAL, *RING], sends=False)
+    assert list(find_other_partner(Case(job))) == []
+    assert decide(job).findings[0].kind == "p2p-deadlock-cycle"

@@ -251,6 +251,8 @@ def test_calls_of_a_thread_that_makes_no_steps_need_not_meet_in_the_same_step() 
                 gradients(rank, step * STEP, done=True)
                 rank.span("optimizer", step * STEP + 300, step * STEP + 310)
                 late = 2 * (rank.rank == 1)  # one rank's calls meet those of the others two steps later
+                for i in range(late if step == 0 else 0):
+                    rank.span("optimizer", 320 + 20 * i, 330 + 20 * i)
                 for i in range(2):
                     t = step * STEP + 500 + i * 100
                     where = step + (late if step > 0 else 0)
@@ -267,8 +269,10 @@ def test_an_optimizer_step_before_the_calls_of_one_round_alone_is_one_too_many(
     ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
     for rank in ranks:
         for step in range(9):
-            now = step + (step == 3 and rank.rank in early)
-            logged(rank, now, 100 * step)
+            is_early = step == 3 and rank.rank in early
+            logged(rank, step + is_early, 100 * step)
+            if is_early:
+                rank.span(events.OPTIMIZER, 308, 309)
     found = found_by("step_mismatch", build_job(ranks, exit_status=0, stalled=False))
     assert [finding.culprit_ranks for finding in found] == ([culprits] if culprits else [])
 
@@ -454,3 +458,59 @@ def test_a_finding_names_the_callers_at_which_the_ways_to_one_line_part() -> Non
     assert {rank: site.line for rank, site in finding.culprit_call_sites.items()} == {2: 30}
     assert {rank: site.line for rank, site in finding.call_sites.items()} == {0: 20, 1: 20}
     assert [caller.line for caller in finding.culprit_call_sites[2].callers] == [50]
+
+
+def skipping_batches(*, without: str, rounds: dict[int, int]) -> JobState:
+    """Return ranks that make 12 rounds; each skips the backward pass of a round, or also its optimizer step."""
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        counted = 0
+        for i in range(12):
+            t = 100 * i
+            skips = rounds.get(rank.rank) == i
+            rank.span(events.FORWARD, t, t + 5)
+            if not skips:
+                rank.span(events.BACKWARD, t + 6, t + 9)
+            rank.op("all_reduce", t + 10, t + 20, site=rank.site("all_reduce", line=9), nbytes=8, step=counted)
+            if not skips or without == "backward":
+                rank.span(events.OPTIMIZER, t + 30, t + 35)
+            counted += not skips
+    return build_job(ranks, exit_status=0, stalled=False)
+
+
+@pytest.mark.parametrize(
+    ("without", "rounds", "culprits"),
+    [
+        ("backward", {2: 4}, []),
+        ("backward", {1: 4, 0: 5, 2: 5}, []),
+        ("optimizer", {2: 4}, [(2,)]),
+        ("optimizer", {1: 4, 0: 5, 2: 5}, [(1,)]),
+        ("optimizer", {0: 5, 1: 5, 2: 5}, []),
+    ],
+)
+def test_an_optimizer_step_without_a_backward_pass_is_no_skipped_step(
+    without: str, rounds: dict[int, int], culprits: list[tuple[int, ...]]
+) -> None:
+    found = found_by("step_mismatch", skipping_batches(without=without, rounds=rounds))
+    assert [finding.culprit_ranks for finding in found] == culprits
+
+
+@pytest.mark.parametrize(("parts", "culprits"), [(2, [(2,)]), (1, [])])
+def test_a_round_made_again_in_halves_at_a_line_of_its_own_is_out_of_step(
+    parts: int, culprits: list[tuple[int, ...]]
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        for i in range(8):
+            t, retries = 1000 * i, rank.rank == 2 and i == 3
+            rank.span(events.BACKWARD, t, t + 5)
+            for nth in range(parts if retries else 1):
+                site = rank.site("all_reduce", line=80 if retries else 9)
+                done = None if parts == 2 and rank.rank == 2 and i == 7 else t + 100 * nth + 20
+                rank.op("all_reduce", t + 100 * nth + 10, done, site=site, nbytes=8, step=i)
+            rank.span(events.OPTIMIZER, t + 500, t + 505)
+        if parts == 1 or rank.rank != 2:
+            rank.op("barrier", 9000, site=rank.site("barrier", line=20), step=8)
+    found = found_by("step_mismatch", build_job(ranks, exit_status=None))
+    assert [finding.culprit_ranks for finding in found] == culprits
+    assert [(finding.step, finding.culprit_call_sites[2].line) for finding in found] == [(3, 80)] * len(culprits)

@@ -256,3 +256,31 @@ def test_a_group_of_the_next_round_is_no_group_of_the_next_call(line: int, kind:
         rank.op("all_reduce", 320, group=team if rank.rank == 1 else 0, site=of_all, nbytes=8)
     finding = decide(build_job(ranks, exit_status=None)).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(("size", "kind"), [(8, "wrong-group"), (64, "size-mismatch")])
+def test_a_call_as_large_as_the_awaited_one_where_its_group_begins_with_another_size_is_on_the_wrong_group(
+    size: int, kind: str
+) -> None:
+    """With the size with which calls of the group begin, it may as well be the next call, made too early."""
+    ranks = pair(4)
+    for rank in ranks:
+        row = rank.group(f"row{rank.rank // 2}", (rank.rank // 2 * 2, rank.rank // 2 * 2 + 1))
+        column = rank.group(f"column{rank.rank % 2}", (rank.rank % 2, rank.rank % 2 + 2))
+        line = rank.site("all_reduce", line=30)
+        for t in (0, 100, 200):
+            for nth, (group, nbytes) in enumerate(((row, 8), (row, 8), (column, 64), (column, 8))):
+                rank.op("all_reduce", t + 10 * nth, t + 10 * nth + 5, group=group, site=line, nbytes=nbytes)
+        if rank.rank == 3:
+            rank.op("all_reduce", 300, group=column, site=line, nbytes=size)
+        elif rank.rank == 2:
+            rank.op("all_reduce", 300, group=row, site=line, nbytes=8)
+        else:
+            for nth in range(2):
+                rank.op("all_reduce", 300 + 10 * nth, 305 + 10 * nth, group=row, site=line, nbytes=8)
+            rank.op("all_reduce", 320, group=column, site=line, nbytes=64 if size == 8 else 16)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks if kind == "wrong-group" else ()) == (
+        kind,
+        (3,) * (kind == "wrong-group"),
+    )
