@@ -1,5 +1,7 @@
 """Run programs of the corpus: `python -m tests.faults [--json] [--keep DIR] [--on DEVICE] [NAME...]`.
 
+`--list KIND` runs none, and prints the programs that show a kind of fault (`sound`: none), with their files.
+
 Without a name it runs all programs on the CPU, over gloo; with `--on sim` those of `device_programs.py` on the
 simulated accelerator, with `--on cuda` on NCCL and one GPU, and with `--on both` on CPU and simulated accelerator, to
 compare the verdicts. Exit status 1 where a verdict is wrong,
@@ -20,10 +22,12 @@ from pathlib import Path
 import torch
 
 from dtprof.capture.native import build
+from dtprof.diagnosis.rules import KINDS
 from dtprof.records import paths, schema
 from tests.accelerator.compiled_device import ensure_library
 from tests.faults import forked_jobs, programs
-from tests.faults.corpus import PROGRAMS
+from tests.faults.corpus import PROGRAMS, list_programs
+from tests.faults.corpus import SOUND as NO_FAULT
 from tests.faults.device_programs import FAULTY, ON_NCCL, SOUND
 from tests.faults.forked_jobs import run
 
@@ -45,9 +49,15 @@ def main() -> int:
         "--on", choices=(*DEVICES, "both"), default="cpu", help="device of the programs' tensors; both: cpu and sim"
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs; default: all that are meant for the device")
+    parser.add_argument(
+        "--list", metavar="KIND", choices=(*KINDS, NO_FAULT), help="print the programs of a kind, or sound"
+    )
     arguments = parser.parse_args()
     forked_jobs.HANG_AFTER_S = arguments.hang_after
     programs.load()
+    if arguments.list:
+        print("\n".join(list_programs(arguments.list)))
+        return 0
     if unknown := [name for name in arguments.names if name not in PROGRAMS]:
         parser.error(f"no program is called {', '.join(unknown)}; tests/faults/programs holds them")
     devices = ("cpu", "sim") if arguments.on == "both" else (arguments.on,)

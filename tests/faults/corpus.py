@@ -8,12 +8,15 @@ runs on the CPU over gloo and on the simulated accelerator.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dtprof.diagnosis.findings import Finding, Verdict
 
 Body = Callable[[int], object]
 HERE, NOT_HERE = "# here", "# not here"
+SOUND = "sound"
+"""In place of a kind, of programs that are right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,16 @@ class Program:
     def name(self) -> str:
         """The name of the function."""
         return self.body.__name__
+
+    @property
+    def file(self) -> str:
+        """The name of its file in `programs/`."""
+        return Path(inspect.getsourcefile(self.body) or "").name
+
+    @property
+    def first_line(self) -> int:
+        """The line of its decorator."""
+        return inspect.getsourcelines(self.body)[1]
 
     @property
     def lines(self) -> set[int]:
@@ -106,6 +119,12 @@ def faulty(
 def healthy(*, ranks: int = 3, joins: bool = True, check: str = "") -> Callable[[Body], Body]:
     """Declare a program that is right, however odd it looks."""
     return _declare(None, (), ranks=ranks, joins=joins, check=check)
+
+
+def list_programs(kind: str) -> list[str]:
+    """Return the programs that show a kind of fault, each with its file and line; of "sound" those that show none."""
+    chosen = [program for program in PROGRAMS.values() if (program.kind or SOUND) == kind]
+    return sorted(f"{program.file}:{program.first_line} {program.name}" for program in chosen)
 
 
 def _declare(

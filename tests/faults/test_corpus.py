@@ -15,7 +15,7 @@ import pytest
 from dtprof.diagnosis.rules import KINDS
 from tests.accelerator.compiled_device import ensure_library
 from tests.faults import device_programs, programs
-from tests.faults.corpus import PROGRAMS
+from tests.faults.corpus import PROGRAMS, SOUND, list_programs
 from tests.jobs import REPOSITORY
 
 pytestmark = pytest.mark.jobs
@@ -158,3 +158,10 @@ def test_every_kind_but_notes_has_a_faulty_program() -> None:
     notes = {"shared-group", "collective-in-except", "memory-growth"}
     several_hosts = {"host-silent", "slow-link", "version-mismatch"}  # tests/hosts
     assert {program.kind for program in PROGRAMS.values()} - {None} == set(KINDS) - notes - several_hosts
+
+
+def test_every_program_is_listed_once_with_its_file_under_its_kind() -> None:
+    programs.load()
+    listed = [line.split()[-1] for kind in (*KINDS, SOUND) for line in list_programs(kind)]
+    assert sorted(listed) == sorted(PROGRAMS)
+    assert [line for line in list_programs("rank-killed") if line.endswith(" killed")] == ["ends.py:26 killed"]
