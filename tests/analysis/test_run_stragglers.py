@@ -22,7 +22,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
-def test_it_finds_what_the_summary_tells(job: Job, tmp_path: Path) -> None:
+def test_the_search_for_stragglers_finds_those_of_the_summary(job: Job, tmp_path: Path) -> None:
     generate(tmp_path, job)
     run = open_run(tmp_path)
     summary, searched = summarise(run), search_stragglers(run, THIS_PROCESS)

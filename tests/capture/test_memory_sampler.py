@@ -32,12 +32,12 @@ def times_measured(
     return measured
 
 
-def test_the_first_may_be_taken_at_once() -> None:
+def test_the_first_memory_sample_may_be_taken_at_once() -> None:
     assert times_measured(1, step_ns=1, steps=3) == [0]
 
 
 @pytest.mark.parametrize("cost_ns", [1_000, 900_000, 9_000_000, 40_000_000])
-def test_it_takes_a_thousandth_of_the_time_and_no_more_than_one_in_the_least_period(cost_ns: int) -> None:
+def test_the_sampler_takes_a_thousandth_of_the_time_and_one_sample_a_period_at_most(cost_ns: int) -> None:
     steps, step_ns = 20_000, 70_000_000
     measured = times_measured(cost_ns, step_ns=step_ns, steps=steps)
     allowed = min(steps * step_ns // SECOND_NS, steps * step_ns // (BUDGET_FRACTION * cost_ns))

@@ -67,7 +67,7 @@ process_exits.watch_leaving(lambda: print("marked", flush=True))
 """
 
 
-def test_they_are_pickled_by_name_and_marked_once() -> None:
+def test_hooked_exit_functions_are_pickled_by_name_and_marked_once() -> None:
     assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
     assert (ended.returncode, ended.stderr) == (23, "")

@@ -38,7 +38,9 @@ def spans(tables: RankTables, phase: str) -> list[int]:
     return [int(row["step"]) for row in tables.spans if tables.ops[row["op"]] == phase]
 
 
-def test_it_is_rank_0_of_1_and_its_workers_are_no_ranks(job: tuple[Run, jobs.Job, Path], tables: RankTables) -> None:
+def test_a_single_process_is_rank_0_of_1_and_its_workers_are_no_ranks(
+    job: tuple[Run, jobs.Job, Path], tables: RankTables
+) -> None:
     run = job[0]
     assert run.folders.keys() == {0}
     assert [attempt for attempt, _ in run.folders[0]] == [0]

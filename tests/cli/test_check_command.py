@@ -68,7 +68,7 @@ def test_a_figure_is_held_against_its_limit(
     assert (result["measured"] is None) == (outcome == "unknown")
 
 
-def test_it_says_how_sure_it_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_says_how_sure_it_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, document = check(runs, "run", "--max-step-ms", "12.19", capsys=capsys)
     (result,) = document["limits"]
     assert result["low"] < 12_190_000 < result["high"]

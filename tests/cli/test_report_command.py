@@ -84,7 +84,7 @@ def test_a_file_in_the_way_is_reported_before_the_run_is_read(tmp_path: Path) ->
         call(tmp_path / "no run at all", "-o", tmp_path, "--force")
 
 
-def test_a_page_of_ones_own(run_directory: Path, tmp_path: Path) -> None:
+def test_a_page_of_the_user_shows_its_panels_alone(run_directory: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text('title = "Mine"\n[[panels]]\npanel = "collectives"\n')
     call(run_directory, "--dashboard", mine, "-o", tmp_path / "page.html")
@@ -99,12 +99,12 @@ def test_a_dashboard_that_does_not_exist_is_refused_before_the_run_is_read(tmp_p
         call(tmp_path / "no-run", "--dashboard", "nope")
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotARunError):
         call(tmp_path)
 
 
-def test_a_run_that_cannot_be_written_to(run_directory: Path) -> None:
+def test_a_page_in_a_folder_that_is_missing_is_refused(run_directory: Path) -> None:
     with pytest.raises(OutputError, match=r"cannot be written \(No such file or directory\)"):
         call(run_directory, "-o", run_directory / "none" / "page.html")
 

@@ -117,7 +117,7 @@ def test_mismatch_that_the_back_end_let_pass_is_a_risk(tmp_path: Path) -> None:
     assert (verdict.findings[0].kind, verdict.findings[0].culprit_ranks) == ("dtype-mismatch", (2,))
 
 
-def test_groups_entered_in_opposite_order(tmp_path: Path) -> None:
+def test_groups_entered_in_opposite_order_are_a_cycle_without_a_culprit(tmp_path: Path) -> None:
     ranks = job(2, a=[0, 1], b=[0, 1])
     ranks[0].op("all_reduce", group="a", line=1, done=False)
     ranks[1].op("all_reduce", group="b", line=2, done=False)
@@ -125,7 +125,7 @@ def test_groups_entered_in_opposite_order(tmp_path: Path) -> None:
     assert (finding.kind, finding.culprit_ranks) == ("group-order-inversion", (0, 1))
 
 
-def test_groups_issued_in_opposite_order_without_waiting(tmp_path: Path) -> None:
+def test_of_groups_issued_in_opposite_order_without_waiting_the_odd_rank_is_named(tmp_path: Path) -> None:
     ranks = job(3, a=[0, 1, 2], b=[0, 1, 2])
     for rank in ranks:
         for group in "ba" if rank.rank == 2 else "ab":
@@ -160,7 +160,7 @@ def test_chain_over_groups_leads_to_the_rank_that_waits_for_nothing(tmp_path: Pa
     assert finding.culprit_ranks == (3,)
 
 
-def test_both_ranks_receive_first(tmp_path: Path) -> None:
+def test_ranks_that_both_receive_first_are_a_cycle(tmp_path: Path) -> None:
     ranks = job(2)
     ranks[0].op("recv 0<-1", line=3, done=False)
     ranks[1].op("recv 1<-0", line=3, done=False)
@@ -168,7 +168,7 @@ def test_both_ranks_receive_first(tmp_path: Path) -> None:
     assert (finding.kind, finding.culprit_ranks) == ("p2p-deadlock-cycle", (0, 1))
 
 
-def test_receive_without_a_send(tmp_path: Path) -> None:
+def test_a_receive_without_a_send_blames_the_peer(tmp_path: Path) -> None:
     ranks = job(2)
     ranks[0].op("recv 0<-1", line=3, done=False)
     ranks[1].op("all_reduce", group="0").entries.clear()
@@ -176,7 +176,7 @@ def test_receive_without_a_send(tmp_path: Path) -> None:
     assert (finding.kind, finding.culprit_ranks) == ("p2p-unmatched", (1,))
 
 
-def test_transfer_of_other_size(tmp_path: Path) -> None:
+def test_a_transfer_of_another_size_is_a_mismatch(tmp_path: Path) -> None:
     ranks = job(2)
     ranks[0].op("send 0->1", size=8, done=False)
     ranks[1].op("recv 1<-0", size=4, done=False)
@@ -199,7 +199,7 @@ def test_all_in_and_one_not_done_is_its_own_device(tmp_path: Path) -> None:
     assert (finding.kind, finding.culprit_ranks) == ("rank-stuck", (1,))
 
 
-def test_scheduled_but_never_started(tmp_path: Path) -> None:
+def test_an_operation_scheduled_but_never_started_blames_its_device(tmp_path: Path) -> None:
     ranks = [
         steps(rank).op("all_reduce", line=10, done=False, state="scheduled" if rank.rank == 3 else "started")
         for rank in job(4)

@@ -74,7 +74,7 @@ def test_of_a_cycle_the_one_unlike_the_ranks_of_the_other_row_is_to_blame() -> N
 
 
 @pytest.mark.parametrize("swapped", [True, False])
-def test_who_takes_another_group_in_the_first_step_than_all_others_at_this_call_took_the_wrong_one(
+def test_a_rank_with_another_group_than_all_others_in_the_first_step_took_the_wrong_one(
     swapped: bool,
 ) -> None:
     """At one line all sum over columns, then rows, then all; in place of the row rank 3 takes all, or its column."""

@@ -13,11 +13,11 @@ def sound(folder: Path, ranks: list[Rank]) -> Verdict:
     return verdict
 
 
-def test_all_has_ended(tmp_path: Path) -> None:
+def test_a_job_whose_operations_all_ended_is_healthy(tmp_path: Path) -> None:
     sound(tmp_path, [rank.op("all_reduce", line=1).op("broadcast", line=2) for rank in job(4)])
 
 
-def test_rank_that_did_more_in_the_end(tmp_path: Path) -> None:
+def test_last_operations_of_one_rank_alone_are_no_finding(tmp_path: Path) -> None:
     ranks = job(2, a=[0, 1])
     for rank in ranks:
         for _ in range(3 + rank.rank):
@@ -25,7 +25,7 @@ def test_rank_that_did_more_in_the_end(tmp_path: Path) -> None:
     sound(tmp_path, ranks)
 
 
-def test_sizes_that_may_differ(tmp_path: Path) -> None:
+def test_sizes_that_may_differ_are_no_mismatch(tmp_path: Path) -> None:
     ranks = job(3)
     for rank in ranks:
         rank.op("all_to_all", size=5 + rank.rank).op("gather", size=4, out=12 if rank.rank == 0 else 0)
@@ -33,7 +33,7 @@ def test_sizes_that_may_differ(tmp_path: Path) -> None:
     sound(tmp_path, ranks)
 
 
-def test_lines_that_depend_on_the_rank(tmp_path: Path) -> None:
+def test_lines_that_depend_on_the_rank_are_no_mismatch(tmp_path: Path) -> None:
     ranks = job(3)
     for rank in ranks:
         for _ in range(5):
@@ -41,7 +41,7 @@ def test_lines_that_depend_on_the_rank(tmp_path: Path) -> None:
     sound(tmp_path, ranks)
 
 
-def test_ring_that_has_lost_its_beginning_on_some_ranks(tmp_path: Path) -> None:
+def test_a_ring_buffer_that_lost_its_beginning_on_some_ranks_shows_no_skip(tmp_path: Path) -> None:
     ranks = job(3, a=[0, 1])
     for rank in ranks:
         for i in range(30):
@@ -52,7 +52,7 @@ def test_ring_that_has_lost_its_beginning_on_some_ranks(tmp_path: Path) -> None:
     sound(tmp_path, ranks)
 
 
-def test_transfers_issued_together_stay_scheduled_for_ever(tmp_path: Path) -> None:
+def test_coalesced_transfers_that_stay_scheduled_are_no_hang(tmp_path: Path) -> None:
     # torch sets the state of the whole only: the entry named coalesced.
     ranks = job(2)
     for rank in ranks:
@@ -64,7 +64,7 @@ def test_transfers_issued_together_stay_scheduled_for_ever(tmp_path: Path) -> No
     sound(tmp_path, ranks)
 
 
-def test_collectives_issued_together_with_a_ring_that_cuts_through_them(tmp_path: Path) -> None:
+def test_coalesced_collectives_cut_by_the_ring_buffer_are_no_mismatch(tmp_path: Path) -> None:
     ranks = job(2)
     for rank in ranks:
         for _ in range(4):
@@ -75,7 +75,7 @@ def test_collectives_issued_together_with_a_ring_that_cuts_through_them(tmp_path
     sound(tmp_path, ranks)
 
 
-def test_gloo_gives_no_events_and_retires_what_has_ended(tmp_path: Path) -> None:
+def test_operations_that_gloo_retired_are_no_hang(tmp_path: Path) -> None:
     ranks = job(2, backend="gloo")
     for rank in ranks:
         for _ in range(3):
@@ -99,7 +99,7 @@ def test_dumps_of_a_job_that_goes_on_show_a_moment(tmp_path: Path) -> None:
     assert "a moment" in verdict.cannot_tell[0]
 
 
-def test_groups_of_one_name_and_other_members(tmp_path: Path) -> None:
+def test_groups_of_one_name_with_other_members_are_not_compared(tmp_path: Path) -> None:
     ranks = job(4)
     for rank in ranks:
         members = [0, 1] if rank.rank < 2 else [2, 3]

@@ -102,7 +102,9 @@ def test_a_variable_of_the_image_does_it_as_well(venv: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.thorough
-def test_it_is_turned_off_for_a_job_and_for_the_machine(venv: Path, store: Path, tmp_path: Path) -> None:
+def test_always_on_recording_is_turned_off_for_a_job_and_for_the_machine(
+    venv: Path, store: Path, tmp_path: Path
+) -> None:
     program = launcher(tmp_path)
     assert ran(venv, str(program), DTPROF_OFF="1").stdout.startswith("[] None ")
     (store / always_on.OFF).touch()

@@ -41,7 +41,7 @@ def test_the_page_on_comparing_shows_what_is_printed() -> None:
         ({"num_steps": 5}, {}),
     ],
 )
-def test_it_fits_into_eighty_columns(a: dict[str, object], b: dict[str, object]) -> None:
+def test_a_comparison_fits_into_eighty_columns(a: dict[str, object], b: dict[str, object]) -> None:
     lines = comparison_text(compared(a, b)).splitlines()
     assert max(map(len, lines)) <= 82
     assert lines[-1] == "next         dtprof report runs/after"

@@ -38,7 +38,7 @@ def summary_of(num_ranks: int, late_rank: int | None = None) -> Summary:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 8, 9, 300])
-def test_it_fits_under_forty_lines_of_eighty_columns(num_ranks: int) -> None:
+def test_a_summary_fits_under_forty_lines_of_eighty_columns(num_ranks: int) -> None:
     lines = summary_text(summary_of(num_ranks, late_rank=num_ranks - 1)).splitlines()
     assert len(lines) < 30
     assert max(map(len, lines)) <= 80
@@ -58,7 +58,7 @@ def test_the_headroom_stands_beside_the_memory_that_ran_out_and_who_held_what() 
     assert lines.index("headroom    2.00 GiB of 8.00 GiB left on a") == at + 2
 
 
-def test_it_shows_real_figures() -> None:
+def test_a_summary_shows_figures_with_their_units() -> None:
     # Step 100 ms from 90 to 190: host 10, forward inferred from 90..110 = 20 more compute... the step begins at 90,
     # the backward at 110: compute = 20 + 70 - 20 blocked = 70; rank 0 waits 10 of the 20, rank 1 none; optimizer 10.
     text = summary_text(summary_of(2, late_rank=1))

@@ -49,7 +49,7 @@ def test_few_steps_tell_nothing() -> None:
     assert decide(job_of(1, steps=20)).findings == ()
 
 
-def test_it_stands_behind_the_cause_of_a_hang() -> None:
+def test_memory_growth_stands_behind_the_cause_of_a_hang() -> None:
     verdict = decide(job_of(0, hangs=True))
     assert verdict.outcome == "hang"
     assert [finding.kind for finding in verdict.findings][1:] == ["memory-growth"]

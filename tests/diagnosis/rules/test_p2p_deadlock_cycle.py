@@ -64,12 +64,12 @@ def facing_each_other() -> JobState:
     return build_job(ranks, exit_status=None)
 
 
-def test_two_ranks_that_face_each_other_at_a_line_of_their_own_are_a_cycle_though_others_expect_them() -> None:
+def test_two_ranks_that_wait_for_each_other_are_a_cycle_though_others_wait_for_them() -> None:
     finding = decide(facing_each_other()).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("p2p-deadlock-cycle", (1, 2))
 
 
-def test_partners_that_both_receive_first_are_a_cycle_though_one_has_received_at_that_line_from_another() -> None:
+def test_partners_that_both_receive_first_are_a_cycle_despite_an_earlier_receive_at_that_line() -> None:
     ranks = pair(4)
     for i, ways in enumerate((1, 3, 1)):
         for rank in ranks:

@@ -47,7 +47,7 @@ def test_of_two_ends_with_tags_not_used_before_the_one_that_breaks_its_row_is_na
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-tag-mismatch", (1,), (0,))
 
 
-def test_where_tags_count_the_end_that_counts_anew_is_named_though_it_has_used_its_tag_before() -> None:
+def test_a_rank_that_restarts_its_count_of_tags_is_named_though_it_used_the_tag_before() -> None:
     ranks = pair()
     for step in range(4):
         message(ranks[0], "send", 1, step * 100, step * 100 + 9, line=4, tag=step)

@@ -77,7 +77,7 @@ def test_a_rank_that_turns_to_another_peer_than_ever_is_blamed_and_not_that_peer
     assert (finding.kind, finding.culprit_ranks) == ("p2p-unmatched", (1,))
 
 
-def test_a_message_to_a_peer_as_never_before_is_no_cycle_but_what_its_peer_of_old_misses() -> None:
+def test_a_message_to_a_new_peer_is_no_cycle_but_missed_by_the_usual_one() -> None:
     ranks = pair(3)
     for t in (0, 100):
         message(ranks[0], "send", 1, t, t + 9, line=4)
@@ -165,11 +165,11 @@ def test_of_two_ranks_that_both_receive_the_one_that_left_its_pattern_is_named()
     assert finding.evidence[1].endswith("rank 1 made send to rank 0 in its round before")
 
 
-def test_ranks_that_keep_to_their_patterns_leave_out_nothing() -> None:
+def test_ranks_that_keep_to_their_patterns_skip_nothing() -> None:
     assert not [*find_omitted(Case(exchanging(omits=False)))]
 
 
-def test_a_message_left_out_of_an_earlier_round_explains_that_a_peer_waits_for_one_that_ended() -> None:
+def test_a_message_skipped_in_an_earlier_iteration_explains_the_wait_for_a_rank_that_exited() -> None:
     ranks = pair()
     for rank in ranks:
         for step in range(6):
@@ -189,7 +189,7 @@ def test_a_message_left_out_of_an_earlier_round_explains_that_a_peer_waits_for_o
 
 
 @pytest.mark.parametrize(("following", "kind"), [("recv", "p2p-deadlock-cycle"), ("print", "p2p-unmatched")])
-def test_a_message_that_the_source_makes_after_a_new_one_is_late_and_not_left_out(following: str, kind: str) -> None:
+def test_a_message_that_follows_a_new_one_is_late_and_not_skipped(following: str, kind: str) -> None:
     ranks = pair(3)
     for t in (0, 100, 200):
         message(ranks[0], "send", 1, t, t + 9, line=4)
@@ -210,9 +210,7 @@ def test_a_message_that_the_source_makes_after_a_new_one_is_late_and_not_left_ou
 
 
 @pytest.mark.parametrize(("later", "kind"), [("give", "p2p-deadlock-cycle"), ("print", "p2p-unmatched")])
-def test_a_message_whose_function_the_source_calls_after_the_awaited_one_is_late_and_not_left_out(
-    later: str, kind: str
-) -> None:
+def test_a_message_sent_by_a_later_function_is_late_and_not_skipped(later: str, kind: str) -> None:
     # A ring of three: rank 0 sends first in two rounds, and is called in line 20, before `later` in line 21, now.
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
@@ -244,7 +242,7 @@ def test_a_message_whose_function_the_source_calls_after_the_awaited_one_is_late
         (((4, 10),), (), "rank-exited"),
     ],
 )
-def test_who_ended_one_turn_of_a_loop_short_left_a_message_out(
+def test_a_rank_one_loop_iteration_short_skipped_a_message(
     loops: tuple[tuple[int, int], ...], fixed: tuple[int, ...], kind: str
 ) -> None:
     """Six messages from each rank to the next at line 7; rank 1 leaves one out by the `continue` of line 6.
@@ -269,7 +267,7 @@ def test_who_ended_one_turn_of_a_loop_short_left_a_message_out(
         assert finding.culprit_call_sites[1].line == 6
 
 
-def test_the_one_way_past_a_message_is_the_line_of_who_left_it_out() -> None:
+def test_the_only_branch_past_a_message_is_the_line_of_the_culprit() -> None:
     place = SourcePlace(in_loop=True, following=frozenset(), loops=((2, 12),), ways_past=((6, "continue"),))
     job = exchanging(omits=True)
     read = replace(job, find_place=lambda _, line: place if line in (5, 7) else None)

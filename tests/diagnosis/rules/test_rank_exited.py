@@ -51,7 +51,7 @@ def test_a_rank_that_left_with_status_0_while_others_wait_is_named() -> None:
 
 
 @pytest.mark.parametrize(("end", "kind"), [(2050, "rank-exited"), (3_000_000_000, None)])
-def test_a_rank_that_ended_before_others_lost_a_peer_has_left_also_where_no_operation_is_seen_to_fail(
+def test_a_rank_that_ended_before_others_lost_their_peer_has_exited_without_a_failed_operation(
     end: int, kind: str | None
 ) -> None:
     ranks = ranks_in_step(3, 2)

@@ -77,9 +77,7 @@ def test_a_skipped_collective_of_a_group_of_its_own_is_found() -> None:
 @pytest.mark.parametrize(
     ("around", "kind"), [((), "rank-skipped-collective"), (((18, 40),), "collective-order-mismatch")]
 )
-def test_who_is_past_a_line_that_the_program_comes_to_once_skipped_what_it_calls(
-    around: tuple[tuple[int, int], ...], kind: str
-) -> None:
+def test_a_rank_past_a_line_reached_once_skipped_the_call_there(around: tuple[tuple[int, int], ...], kind: str) -> None:
     # `prepare` of line 20 gathers, unless it returns at line 4; the loop of line 30 averages. No round tells the order.
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
@@ -107,9 +105,7 @@ def test_who_is_past_a_line_that_the_program_comes_to_once_skipped_what_it_calls
 
 
 @pytest.mark.parametrize(("branches", "kind"), [(1, "rank-skipped-collective"), (0, "collective-order-mismatch")])
-def test_who_is_further_in_a_round_skipped_what_comes_before_if_each_round_comes_to_its_call(
-    branches: int, kind: str
-) -> None:
+def test_a_rank_further_in_the_iteration_skipped_the_earlier_call(branches: int, kind: str) -> None:
     # Line 20 of a loop calls `prepare`, line 30 `average`, which has a branch around its call. Rank 1 is in that.
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
@@ -156,7 +152,7 @@ def test_a_call_that_a_rank_makes_on_its_way_out_after_one_that_failed_was_skipp
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 5)
 
 
-def test_who_waits_for_a_rank_that_left_a_loop_of_their_pair_skipped_nothing_that_others_wait_in() -> None:
+def test_the_peer_of_a_rank_that_left_their_loop_skipped_nothing() -> None:
     # Rank 0 and 1 improve in a group of their own, four times a round, and meet all others in a barrier; rank 1 breaks.
     ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
     for rank in ranks:
@@ -180,7 +176,7 @@ def test_who_waits_for_a_rank_that_left_a_loop_of_their_pair_skipped_nothing_tha
 
 
 @pytest.mark.parametrize("makes_step", [True, False])
-def test_a_rank_that_begins_its_next_step_skipped_what_the_first_step_of_the_others_ends_in(makes_step: bool) -> None:
+def test_a_rank_in_its_next_step_skipped_the_last_call_of_the_first(makes_step: bool) -> None:
     # Each step gathers in lines 4 to 6; the norm of line 9 comes for the first time. Else it is another operation.
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
@@ -197,7 +193,7 @@ def test_a_rank_that_begins_its_next_step_skipped_what_the_first_step_of_the_oth
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_of_two_ranks_in_calls_that_follow_each_other_in_a_loop_the_one_ahead_by_the_steps_skipped(
+def test_of_two_ranks_in_one_loop_the_one_ahead_in_steps_skipped(
     culprit: int,
 ) -> None:
     # Tokens and gradients on the default group, then the optimizer, with which a step ends, then the loss on its own.
@@ -461,7 +457,7 @@ def test_one_more_round_of_an_inner_loop_before_the_step_of_the_others_skips_not
         ((("barrier", 20),), ((19, 21),), "collective-order-mismatch"),  # `if rank == 1: barrier()`: one too many
     ],
 )
-def test_who_is_in_a_call_that_the_source_always_comes_to_after_that_of_the_others_skipped_theirs(
+def test_a_rank_in_the_call_that_always_follows_skipped_the_earlier_one(
     following: tuple[tuple[str, int], ...], branches: tuple[tuple[int, int], ...], kind: str
 ) -> None:
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
@@ -486,7 +482,7 @@ def test_who_is_in_a_call_that_the_source_always_comes_to_after_that_of_the_othe
         (0, ((12, 12),), "rank-skipped-collective"),  # the step may have been left out, too
     ],
 )
-def test_who_has_not_made_the_step_after_the_call_of_the_others_is_at_the_end_of_the_round_before(
+def test_a_rank_without_the_optimizer_step_is_still_in_the_iteration_before(
     ahead: int, branches: tuple[tuple[int, int], ...], kind: str
 ) -> None:
     """Line 10 reduces, 12 makes the step, and 14 gathers on rank 0, for the first time."""
@@ -565,7 +561,7 @@ def test_a_rank_that_comes_round_a_loop_again_left_out_the_call_in_it(loops: tup
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
 
 
-def test_calls_of_a_pass_left_out_that_met_those_of_the_next_round_were_skipped() -> None:
+def test_calls_of_a_skipped_pass_are_found_though_they_matched_the_next_iteration() -> None:
     """As under FSDP: the gathers of an evaluation on three ranks meet those of the training on the fourth."""
     ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
     for rank in ranks:
@@ -596,7 +592,7 @@ def test_calls_of_a_pass_left_out_that_met_those_of_the_next_round_were_skipped(
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_rank_past_the_loop_whose_first_calls_there_met_those_of_the_loop_left_it(world_size: int) -> None:
+def test_a_rank_left_the_loop_though_its_next_calls_matched_those_of_the_loop(world_size: int) -> None:
     ranks = [RankBuilder(rank, world_size, closed=False) for rank in range(world_size)]
     for rank in ranks:
         for t in range(0, 600, 100):
@@ -668,9 +664,7 @@ def test_one_more_turn_of_an_inner_loop_that_makes_steps_skips_nothing(
 
 
 @pytest.mark.parametrize(("policy", "critic", "kind"), [(3, 1, "rank-skipped-collective"), (4, 3, "step-mismatch")])
-def test_who_makes_fewer_turns_of_one_loop_has_not_made_one_more_of_the_next(
-    policy: int, critic: int, kind: str
-) -> None:
+def test_fewer_iterations_of_one_loop_are_not_one_more_of_the_next(policy: int, critic: int, kind: str) -> None:
     """Four steps of line 10 a round, by loop 9, then two of line 20, by loop 19; rank 1 makes others in the last."""
     ranks = pair(3)
     for rank in ranks:
@@ -712,7 +706,7 @@ def test_a_call_at_the_line_of_a_with_whose_block_was_entered_is_made_at_its_end
 
 
 @pytest.mark.parametrize("others", ["barrier", "all_gather"])
-def test_ranks_with_a_line_each_for_one_call_are_the_usual_ones_where_another_goes_on_without_it(others: str) -> None:
+def test_ranks_that_make_the_call_at_lines_of_their_own_are_no_culprits(others: str) -> None:
     """Rank 0 meets the others after its work, at line 20, rank 1 before it, at line 10; rank 2 is past both."""
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
@@ -818,7 +812,7 @@ def test_a_call_that_the_source_makes_before_and_after_that_of_the_others_is_in_
 
 
 @pytest.mark.parametrize("by_all", [False, True])
-def test_a_collective_left_out_of_an_earlier_round_explains_that_others_wait_for_a_rank_that_ended(
+def test_a_collective_skipped_in_an_earlier_iteration_explains_the_wait_for_a_rank_that_exited(
     by_all: bool,
 ) -> None:
     """Rank 2 sends without the weights of round 3, and ends one broadcast short; or all did so, and it only left."""
@@ -842,7 +836,7 @@ def test_a_collective_left_out_of_an_earlier_round_explains_that_others_wait_for
 
 
 @pytest.mark.parametrize(("size", "kind"), [(3, "rank-skipped-collective"), (5, "size-mismatch")])
-def test_a_size_that_is_that_of_the_next_call_of_the_others_shows_a_tensor_left_out(size: int, kind: str) -> None:
+def test_the_size_of_the_next_call_reveals_a_skipped_tensor(size: int, kind: str) -> None:
     """Rank 0 scatters shards of 8, 6 and 3; gloo aborts rank 2, whose second shard is another."""
     ranks = pair(3)
     for rank in ranks:
@@ -878,7 +872,7 @@ def test_two_lambdas_of_one_line_one_of_which_calls_a_function_are_calls_of_a_li
 
 
 @pytest.mark.parametrize(("around", "kind"), [((), "step-mismatch"), (((1, 40),), "rank-skipped-collective")])
-def test_one_more_turn_of_a_loop_before_the_call_of_the_others_skips_nothing_where_no_loop_is_around_both(
+def test_an_extra_iteration_before_the_call_of_the_others_skips_nothing_without_an_outer_loop(
     around: tuple[tuple[int, int], ...], kind: str
 ) -> None:
     """Rank 1 broadcasts four times at line 10, the others three times, and then average at line 20."""
@@ -899,7 +893,7 @@ def test_one_more_turn_of_a_loop_before_the_call_of_the_others_skips_nothing_whe
 
 
 @pytest.mark.parametrize(("made", "kind"), [(2, "rank-skipped-collective"), (3, "collective-order-mismatch")])
-def test_who_ended_a_step_with_fewer_calls_of_a_line_than_in_each_before_skipped_one(made: int, kind: str) -> None:
+def test_a_step_with_fewer_calls_of_a_line_than_each_before_has_a_skip(made: int, kind: str) -> None:
     """Three gradients a step at line 10; rank 2 is in a table of the next step, at line 30, which is new."""
     ranks = pair(4)
     for rank in ranks:
@@ -933,7 +927,7 @@ def test_a_rank_whose_thread_is_ahead_of_a_like_call_of_another_thread_skips_not
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
 
 
-def test_who_has_gone_on_from_a_new_broadcast_counts_among_those_that_made_it() -> None:
+def test_a_rank_past_a_new_broadcast_counts_among_those_that_issued_it() -> None:
     ranks = pair(3)
     for rank in ranks:
         average, publish = rank.site("all_reduce", line=10), rank.site("broadcast", line=20)
@@ -981,7 +975,7 @@ def test_a_rank_whose_thread_died_left_out_the_calls_of_its_group(*, raised: boo
         (0, 0, 32, "size-mismatch"),  # from the last on: another order
     ],
 )
-def test_who_skips_a_tensor_of_a_loop_is_told_by_its_size_whoever_comes_first(
+def test_a_skipped_tensor_of_a_loop_is_found_by_its_size_whoever_comes_first(
     culprit: int, begun: int, instead: int, kind: str
 ) -> None:
     """One line reduces gradients of 8, 16, 24 and 32 bytes in each step; in the last the culprit leaves this order."""

@@ -233,9 +233,7 @@ def test_a_host_that_spins_in_a_driver_for_its_device_gets_on_with_nothing() -> 
 
 
 @pytest.mark.parametrize(("in_library", "line"), [(True, 77), (False, None)])
-def test_a_rank_in_a_library_with_a_send_in_flight_waits_for_no_send_that_nobody_waited_for(
-    in_library: bool, line: int | None
-) -> None:
+def test_a_rank_in_a_library_does_not_wait_for_an_unwaited_send(in_library: bool, line: int | None) -> None:
     ranks = ranks_in_step(3, 3)
     ranks[2].op("send", 2900, returned=2901, peer=0, site=ranks[2].site("isend", line=30), nbytes=8)
     ranks[0].op("recv", 2900, 2950, peer=2, site=ranks[0].site("recv", line=31), nbytes=8)

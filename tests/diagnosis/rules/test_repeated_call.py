@@ -48,7 +48,7 @@ SOUND = one_that_is_late
 
 
 @pytest.mark.parametrize(("world_size", "culprits"), [(2, (1,)), (3, (1,)), (5, (0, 2))])
-def test_who_makes_a_call_again_is_named_with_it_and_no_skip_of_what_the_others_wait_in(
+def test_a_repeated_call_is_named_and_not_a_skip_of_the_call_of_the_others(
     world_size: int, culprits: tuple[int, ...]
 ) -> None:
     finding = decide(build_job(publishing(world_size, culprits), exit_status=None)).findings[0]
@@ -66,9 +66,7 @@ def test_without_steps_a_round_left_out_leaves_the_same_records() -> None:
 
 
 @pytest.mark.parametrize(("turns", "is_named"), [(2, True), (1, False)])
-def test_a_condition_past_one_turn_of_a_loop_is_no_way_past_all_that_come_in_its_place(
-    turns: int, is_named: bool
-) -> None:
+def test_a_condition_past_one_loop_iteration_is_no_branch_past_all_of_them(turns: int, is_named: bool) -> None:
     # `average` has a call for each parameter, in a loop under the condition of line 9; then rank 1 publishes again.
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
@@ -149,7 +147,7 @@ def test_who_went_past_a_condition_on_a_counter_that_the_others_met_is_in_anothe
     assert (finding.kind, finding.culprit_ranks, finding.culprit_call_sites[1].line) == ("step-mismatch", (1,), 20)
 
 
-def test_a_call_again_that_fitted_the_next_of_the_others_is_found_before_the_sizes_that_differ_later() -> None:
+def test_a_repeated_call_that_matched_the_next_is_found_before_later_size_mismatches() -> None:
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
         observe, average = rank.site("all_reduce", line=10), rank.site("all_reduce", line=20)

@@ -71,7 +71,7 @@ def test_a_rank_that_left_a_call_out_and_makes_it_up_later_is_out_of_step(culpri
         (-1, "Rank 1 made an optimizer step more than the others: at #6 of the default group it is in step 6, "),
     ],
 )
-def test_calls_that_go_together_after_as_many_forwards_tell_of_an_optimizer_step(others_ahead: int, said: str) -> None:
+def test_equal_forward_counts_reveal_an_extra_optimizer_step(others_ahead: int, said: str) -> None:
     ranks = [RankBuilder(rank, 3) for rank in range(3)]
     for rank in ranks:
         for i in range(12):
@@ -127,14 +127,14 @@ def skipping_rounds(*, last: str) -> list[RankBuilder]:
     return ranks
 
 
-def test_a_round_skipped_with_its_step_is_recognised_by_the_forward_pass_of_a_rank_that_came_to_its_end() -> None:
+def test_a_forward_pass_without_a_step_reveals_a_skipped_iteration_of_a_rank_that_ended() -> None:
     finding = found_by("step_mismatch", build_job(skipping_rounds(last=""), exit_status=1))[0]
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
     assert {site.line for site in finding.call_sites.values()} == {10}
 
 
 @pytest.mark.parametrize(("ways", "line"), [(((9, "continue"),), 9), (((8, "continue"), (9, "continue")), 10)])
-def test_the_one_way_past_a_skipped_round_is_the_line_of_who_skipped_it(
+def test_the_only_branch_past_a_skipped_iteration_is_the_line_of_the_culprit(
     ways: tuple[tuple[int, str], ...], line: int
 ) -> None:
     place = SourcePlace(in_loop=True, following=frozenset(), loops=((5, 20),), ways_past=ways)
@@ -143,7 +143,7 @@ def test_the_one_way_past_a_skipped_round_is_the_line_of_who_skipped_it(
     assert (finding.kind, finding.culprit_call_sites[2].line) == ("rank-skipped-collective", line)
 
 
-def test_so_it_is_where_the_rank_waits_in_a_call_that_the_others_have_not_come_to() -> None:
+def test_a_skipped_iteration_is_found_where_the_culprit_waits_in_a_later_call() -> None:
     finding = found_by("step_mismatch", build_job(skipping_rounds(last="barrier"), exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
 
@@ -167,7 +167,7 @@ def test_one_forward_pass_more_means_nothing_in_a_job_that_goes_well() -> None:
         ((9, 11, 9), ("rank-exited", (0, 2), 10)),  # one line of its own, two calls more
     ],
 )
-def test_one_call_more_by_a_rank_whose_peers_all_ended_after_as_many(
+def test_an_extra_call_is_found_where_all_peers_ended_with_equal_counts(
     counts: Sequence[int], found: tuple[str, tuple[int, ...], int]
 ) -> None:
     ranks = [RankBuilder(rank, 3, closed=rank != 1) for rank in range(3)]
@@ -193,7 +193,7 @@ SHARDED = (("all_gather", 18, 104), ("all_gather", 18, 100), ("reduce_scatter", 
         (18, ("step-mismatch", (0,), 18)),  # no line of its own: of the two passes of the step, the second
     ],
 )
-def test_a_forward_pass_too_many_is_recognised_by_its_line_though_the_job_fails_two_calls_later(
+def test_an_extra_forward_pass_is_found_by_its_line_though_the_job_fails_two_calls_later(
     own_line: int, found: tuple[str, tuple[int, ...], int]
 ) -> None:
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
@@ -224,9 +224,7 @@ def sharded(*last: str, usual: str = "G18 G18 S19 S19", steps: int = 4) -> list[
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("usual", ["G18 G18 S19 S19", 5 * "G18 G18 S19 S19 " + "G23 G23 R24"])
-def test_calls_of_a_pass_too_many_that_met_the_usual_ones_are_extra_though_the_rank_hangs_in_it(
-    usual: str, world_size: int
-) -> None:
+def test_calls_of_an_extra_pass_are_found_though_they_matched_usual_ones(usual: str, world_size: int) -> None:
     calls = ["G18 G18 S19"] * (world_size - 1)
     finding = judge(sharded(*calls, "G23 G23 R24", usual=usual, steps=3), exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("step-mismatch", (world_size - 1,))
@@ -236,12 +234,12 @@ def test_calls_of_a_pass_too_many_that_met_the_usual_ones_are_extra_though_the_r
 
 
 @pytest.mark.parametrize("own", ["R23 R23 R24", "G18 G18 R24", "G23 G18 S24"])
-def test_calls_that_differ_in_operation_or_meet_again_are_no_pass_too_many(own: str) -> None:
+def test_calls_that_differ_in_operation_or_match_again_are_no_extra_pass(own: str) -> None:
     job = build_job(sharded("G18 G18 S19", "G18 G18 S19", own), exit_status=None)
     assert not [finding for finding in found_by("step_mismatch", job) if "extra" in finding.summary]
 
 
-def test_calls_of_a_thread_that_makes_no_steps_need_not_meet_in_the_same_step() -> None:
+def test_calls_of_a_thread_without_steps_may_match_in_different_steps() -> None:
     def verdict(thread: int) -> str:
         ranks = [RankBuilder(rank, 3) for rank in range(3)]
         for rank in ranks:
@@ -263,9 +261,7 @@ def test_calls_of_a_thread_that_makes_no_steps_need_not_meet_in_the_same_step() 
 
 
 @pytest.mark.parametrize(("early", "culprits"), [((1,), (1,)), ((0, 1), ()), ((), ())])
-def test_an_optimizer_step_before_the_calls_of_one_round_alone_is_one_too_many(
-    early: tuple[int, ...], culprits: tuple[int, ...]
-) -> None:
+def test_an_optimizer_step_in_one_iteration_alone_is_extra(early: tuple[int, ...], culprits: tuple[int, ...]) -> None:
     ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
     for rank in ranks:
         for step in range(9):
@@ -277,7 +273,7 @@ def test_an_optimizer_step_before_the_calls_of_one_round_alone_is_one_too_many(
     assert [finding.culprit_ranks for finding in found] == ([culprits] if culprits else [])
 
 
-def test_a_rank_that_makes_a_round_more_than_all_others_before_the_last_call_is_a_round_behind() -> None:
+def test_an_extra_iteration_before_the_last_call_leaves_the_rank_one_behind() -> None:
     # As one that started from an older checkpoint; the others have ended.
     ranks = [RankBuilder(rank, 3, closed=rank != 1) for rank in range(3)]
     for rank in ranks:
@@ -365,7 +361,7 @@ def test_branches_that_meet_are_roles_unless_ranks_take_turns_by_a_counter(is_co
 
 
 @pytest.mark.parametrize(("begins", "found"), [((0, 1), [((0, 1), 12)]), ((0, 1, 0, 1), [])])
-def test_of_ranks_that_take_turns_by_halves_nobody_can_say_who_is_apart(
+def test_two_halves_that_take_turns_have_no_culprit(
     begins: tuple[int, ...], found: list[tuple[tuple[int, ...], int]]
 ) -> None:
     assert taking_turns(begins, is_counted=True, makes_steps=True) == found
@@ -386,9 +382,7 @@ def test_a_rank_that_left_the_training_early_and_ended_skipped_its_last_rounds()
 @pytest.mark.parametrize(
     ("enders", "line", "kind"), [(2, 9, "step-mismatch"), (2, 30, "rank-exited"), (1, 9, "rank-exited")]
 )
-def test_a_rank_in_one_more_round_than_most_made_it_and_the_others_have_not_left_early(
-    enders: int, line: int, kind: str
-) -> None:
+def test_a_rank_one_iteration_ahead_of_most_made_an_extra_one(enders: int, line: int, kind: str) -> None:
     ranks = [RankBuilder(rank, 3, closed=rank < enders) for rank in range(3)]
     for rank in ranks:
         for i in range(5):
@@ -399,7 +393,7 @@ def test_a_rank_in_one_more_round_than_most_made_it_and_the_others_have_not_left
     assert (finding.kind, finding.culprit_ranks) == (kind, (2,) if kind == "step-mismatch" else (*range(enders),))
 
 
-def test_calls_left_out_here_and_there_are_no_extra_calls_where_nothing_counts_rounds() -> None:
+def test_scattered_skips_are_no_extra_calls_where_nothing_counts_iterations() -> None:
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
         calls = [(number, place) for number in range(5) for place in range(9)]
@@ -413,7 +407,7 @@ def test_calls_left_out_here_and_there_are_no_extra_calls_where_nothing_counts_r
     assert "3 calls apart" in finding.summary  # and not 6, by which the next round fits
 
 
-def test_a_rank_that_ended_after_the_same_calls_of_a_group_in_fewer_steps_has_made_none_of_them_too_often() -> None:
+def test_equal_calls_in_fewer_steps_are_no_extra_calls_of_a_rank_that_ended() -> None:
     ranks = [RankBuilder(rank, 4, closed=rank in (0, 2)) for rank in range(4)]
     for rank in ranks:
         some = rank.group("students", (1, 2, 3))
@@ -452,7 +446,7 @@ def test_calls_of_a_helper_in_another_order_are_named_by_who_calls_it() -> None:
     assert kinds_after_success(averaged_metrics(by_caller=False)) == []
 
 
-def test_a_finding_names_the_callers_at_which_the_ways_to_one_line_part() -> None:
+def test_a_finding_names_the_callers_where_call_stacks_diverge() -> None:
     job = build_job(averaged_metrics(by_caller=True), exit_status=0, stalled=False)
     finding = decide(job).findings[0]
     assert {rank: site.line for rank, site in finding.culprit_call_sites.items()} == {2: 30}

@@ -79,7 +79,7 @@ def one_that_gave_up(*, limits_s: Sequence[float] = (60, 2, 60), computes: bool 
     return replace(job, ranks=job.ranks | {0: replace(job.ranks[0], crash=crash)})
 
 
-def test_who_gives_up_first_by_a_limit_of_its_own_is_the_culprit_where_the_late_rank_was_at_work() -> None:
+def test_a_rank_with_a_shorter_timeout_is_the_culprit_where_the_late_rank_worked() -> None:
     (finding,) = [f for f in found_by("unequal_timeouts", one_that_gave_up()) if f.severity == "warning"]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("unequal-timeouts", (1,), (2,))
     assert {rank: site.line for rank, site in finding.culprit_call_sites.items()} == {1: 20}

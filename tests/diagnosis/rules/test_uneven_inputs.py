@@ -72,7 +72,7 @@ def test_the_line_of_who_ran_out_of_batches_is_the_loop_that_it_left() -> None:
         (4, (5, 99), "rank-skipped-collective"),  # what rank 1 did instead is in that loop, too
     ],
 )
-def test_who_left_a_loop_with_fewer_batches_from_a_loader_as_exhausted_as_those_of_others_ran_out_of_them(
+def test_a_rank_whose_exhausted_loader_gave_fewer_batches_ran_out_of_them(
     batches: int, loop: tuple[int, int], kind: str
 ) -> None:
     """The skipped call met the next one of rank 1, which gloo let pass: all have left the loop since."""
@@ -91,9 +91,7 @@ def test_who_left_a_loop_with_fewer_batches_from_a_loader_as_exhausted_as_those_
 
 
 @pytest.mark.parametrize(("exhausted_at", "kind"), [(3025, "uneven-inputs"), (2990, "rank-skipped-collective")])
-def test_who_found_its_loader_exhausted_in_place_of_the_call_ran_out_of_batches_though_it_asked_another_since(
-    exhausted_at: int, kind: str
-) -> None:
+def test_a_rank_ran_out_of_batches_though_it_asked_another_loader_since(exhausted_at: int, kind: str) -> None:
     ranks = with_loaders([5, 5, 5], exhausted=[False, False, False])
     for rank in ranks:
         evaluate = rank.site("all_reduce", line=60)

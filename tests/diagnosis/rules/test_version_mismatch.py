@@ -48,7 +48,7 @@ def test_builds_of_one_release_and_patches_of_python_are_notes() -> None:
     assert [finding.severity for finding in verdict.findings] == ["info", "info"]
 
 
-def test_it_stands_behind_the_cause_of_a_hang_and_gives_none_itself() -> None:
+def test_a_version_mismatch_stands_behind_the_cause_of_a_hang() -> None:
     verdict = decide(job_of(USUAL, USUAL | {"torch": "2.12.0"}, stalled=True))
     assert [finding.kind for finding in verdict.findings][-1] == "version-mismatch"
     assert len(verdict.findings) == 2

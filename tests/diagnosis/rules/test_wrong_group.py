@@ -48,7 +48,7 @@ FAULTY = {"wrong-group": one_on_its_column}
 SOUND = all_on_their_rows
 
 
-def test_a_call_on_the_wrong_group_that_a_peer_met_is_found_where_ranks_wait_for_it_at_its_line() -> None:
+def test_a_wrong_group_that_a_peer_matched_is_found_from_the_ranks_that_wait_at_the_line() -> None:
     ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
     rows, columns = ((0, 1), (2, 3)), ((0, 2), (1, 3))
     for rank in ranks:
@@ -152,7 +152,7 @@ def test_a_call_on_the_group_of_the_epoch_before_is_on_the_wrong_group() -> None
 
 
 @pytest.mark.parametrize(("made", "severity", "culprits"), [((2, 3), "warning", (2, 3)), ((0, 1), "info", (2, 3))])
-def test_calls_on_the_group_of_others_are_a_warning_where_a_group_of_their_own_was_never_used(
+def test_calls_on_the_group_of_others_are_a_warning_where_the_right_one_was_never_used(
     made: tuple[int, ...], severity: str, culprits: tuple[int, ...]
 ) -> None:
     ranks = [RankBuilder(rank, 4) for rank in range(4)]
@@ -177,9 +177,7 @@ def test_calls_on_the_group_of_others_are_a_warning_where_a_group_of_their_own_w
         (True, True, "wrong-group"),  # the others have left the loop after the call on the team
     ],
 )
-def test_the_one_rank_that_calls_on_a_group_of_another_size_at_a_line_made_once_took_the_wrong_one(
-    alone: bool, in_loop: bool, kind: str
-) -> None:
+def test_the_only_rank_with_a_group_of_another_size_took_the_wrong_one(alone: bool, in_loop: bool, kind: str) -> None:
     """As a wrapper that is given the team on all ranks but one. Two of four may as well be those that are right."""
     ranks = pair(4)
     for rank in ranks:
@@ -201,7 +199,7 @@ def test_the_one_rank_that_calls_on_a_group_of_another_size_at_a_line_made_once_
 
 
 @pytest.mark.parametrize(("in_loop", "is_found"), [(False, True), (True, False)])
-def test_of_two_that_wait_at_a_line_made_once_the_one_whose_group_nobody_else_took_is_wrong(
+def test_of_two_that_wait_at_one_line_the_group_that_nobody_else_took_is_wrong(
     *, in_loop: bool, is_found: bool
 ) -> None:
     ranks = pair(4)
