@@ -1,9 +1,10 @@
 """Facts read in the logs of one attempt of a job: plain and bounded, without judgement."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from dtprof.job.world_size import resolve_world_size
 from dtprof.records.sites import Site
 
 MAX_FACTS = 20_000
@@ -212,7 +213,10 @@ class Facts:
     notes: list[Note] = field(default_factory=list)
     ranks_named: set[int] = field(default_factory=set)
     tasks_named: set[int] = field(default_factory=set)
-    world_size: int = 0
+    declared_sizes: Counter[int] = field(default_factory=Counter)
+    """World sizes by how many lines state them."""
+    last_local_rank: int = -1
+    """The highest that a launcher names."""
     last_activity: dict[str, int] = field(default_factory=dict)
     """By stream: ordinary lines since its newest exception."""
     stacks: dict[int, Site] = field(default_factory=dict)
@@ -246,6 +250,16 @@ class Facts:
         if 0 <= rank < MAX_RANK:
             self.ranks_named.add(rank)
 
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks that the lines state, 0 where they state none."""
+        return resolve_world_size(self.declared_sizes.elements(), [self.last_local_rank])
+
+    def declare_size(self, size: int) -> None:
+        """Note that a line states a world size, while there is room."""
+        if size in self.declared_sizes or len(self.declared_sizes) < MAX_FACTS:
+            self.declared_sizes[size] += 1
+
     def merge(self, other: "Facts") -> None:
         """Take in the facts of another file of the same attempt."""
         for fact in fields(self):
@@ -254,7 +268,7 @@ class Facts:
                 mine.extend(theirs)
             elif isinstance(mine, dict | set):
                 mine.update(theirs)
-        self.world_size = max(self.world_size, other.world_size)
+        self.last_local_rank = max(self.last_local_rank, other.last_local_rank)
         self.left_out += other.left_out
 
     def of_kind(self, *kinds: str) -> list[Note]:

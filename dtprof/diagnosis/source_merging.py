@@ -13,6 +13,7 @@ from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.verdict import decide
 from dtprof.formatting import plural
 from dtprof.job.issued_operations import RankOperations
+from dtprof.job.world_size import resolve_world_size
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
 BY_POSITION = (*(field.name for field in fields(RankOperations)), "groups")
@@ -48,7 +49,7 @@ def _join(first: JobState, second: JobState) -> JobState:
     return replace(
         base,
         ranks=ranks,
-        world_size=max(first.world_size, second.world_size),
+        world_size=resolve_world_size((first.world_size, second.world_size), members),
         members=tuple(sorted(members)) if base.members is not None else None,
         lost=tuple(rank for rank in base.lost if rank not in ranks),
         manifest=first.manifest if first.manifest.exit_status is not None else second.manifest,

@@ -1,7 +1,12 @@
 """The number of ranks of a job, from the declarations of its ranks.
 
-Each rank declares the world size in the header of its log, once it has joined a group or knows it from its launcher.
-The rule, for records, live views and logs alike:
+One rule for records, live views, logs and dumps alike, and for what they say together. A declaration is
+
+- of records and live views, the header of a rank, once it has joined a group or knows the size from its launcher;
+- of a log, each line that states the size;
+- of merged sources, the size of each. Flight Recorder dumps declare none: their groups name the ranks.
+
+The rule:
 
 - Only ranks of one attempt count, as a rule the newest: an elastic restart may change the size.
 - Sizes of 0 (not known yet) and above MAX_WORLD_SIZE (a damaged header) do not count.

@@ -12,6 +12,7 @@ from dtprof.diagnosis.findings import OUTCOMES
 from dtprof.diagnosis.sources.logs import log_grammar
 from dtprof.diagnosis.sources.logs.line_prefixes import parse_line, rank_of_file
 from dtprof.diagnosis.sources.logs.log_files import looks_like_a_log
+from dtprof.diagnosis.sources.logs.log_reader import read_logs
 from dtprof.errors import NotARunError
 from dtprof.report.documents.verdict_json import verdict_json
 from dtprof.report.text.verdict_text import verdict_text
@@ -99,6 +100,21 @@ Epoch 1: 100%|##########| 100/100 [00:10<00:00, 9.9it/s] loss=0.1 error=0.02
 """
     verdict = diagnose_texts(healthy)
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
+
+
+@pytest.mark.parametrize(
+    ("lines", "size"),
+    [
+        (["[rank0]: init world_size=4", "[rank1]: init world_size=4", "[rank2]: init world_size=4000"], 4),
+        (["[rank0]: dp_world_size=2, world_size=4", "[rank1]: dp_world_size=2", "[rank1]: local_world_size: 2"], 4),
+        (["[rank0]: init world_size=4", "[rank6]: step 1 loss 2.3"], 7),
+        (["python train.py --local_rank=3 exits with return code = 1"], 4),
+    ],
+)
+def test_one_odd_line_neither_adds_nor_hides_ranks(tmp_path: Path, lines: list[str], size: int) -> None:
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    (job,) = read_logs([tmp_path / "job.log"])
+    assert job.world_size == size
 
 
 def test_empty_log_is_unknown(diagnose_texts: Diagnose) -> None:

@@ -25,7 +25,6 @@ from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable, 
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
     COLLECTIVE,
-    MAX_WORLD_SIZE,
     POINT_TO_POINT,
     ImportedRank,
     ImportedRun,
@@ -33,6 +32,7 @@ from dtprof.interchange.importers.imported_records import (
     RecordBuilder,
     number_in_group,
 )
+from dtprof.job.world_size import MAX_WORLD_SIZE
 from dtprof.records import events, schema
 from dtprof.records.rank_log.archive import RECORD_DTYPE
 from dtprof.records.user_files import is_user_file

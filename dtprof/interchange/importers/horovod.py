@@ -17,7 +17,6 @@ from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
     LAST_NS,
-    MAX_WORLD_SIZE,
     ImportedOperation,
     ImportedRank,
     ImportedRun,
@@ -26,6 +25,7 @@ from dtprof.interchange.importers.imported_records import (
     begins,
 )
 from dtprof.interchange.importers.trace_stream import TraceFile, is_json
+from dtprof.job.world_size import MAX_WORLD_SIZE
 
 FORMAT = "Horovod"
 _MARKS = (b"start_time_since_epoch_in_micros", b"NEGOTIATE_")

@@ -12,7 +12,6 @@ from dtprof.records import events, schema
 from dtprof.records.rank_log.archive import RECORD_DTYPE
 from dtprof.records.tables import Array
 
-MAX_WORLD_SIZE = 1 << 20
 MAX_OPS = 1000
 MAIN_THREAD = 1
 COLLECTIVE, POINT_TO_POINT = schema.KIND["collective"], schema.KIND["p2p"]

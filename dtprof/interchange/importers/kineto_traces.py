@@ -17,7 +17,6 @@ from dtprof.columns import distinct
 from dtprof.errors import NotATraceError
 from dtprof.formatting import plural
 from dtprof.interchange.importers.imported_records import (
-    MAX_WORLD_SIZE,
     ImportedRank,
     ImportedRun,
     Importer,
@@ -35,6 +34,7 @@ from dtprof.interchange.importers.kineto_phases import STEP, host_phases, host_s
 from dtprof.interchange.importers.trace_stream import is_json
 from dtprof.intervals import Column, cover
 from dtprof.job.parallel_reading import read_files
+from dtprof.job.world_size import MAX_WORLD_SIZE
 from dtprof.records import events
 
 FORMAT = "torch.profiler"

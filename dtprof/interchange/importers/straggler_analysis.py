@@ -14,7 +14,6 @@ from dtprof.columns import distinct
 from dtprof.errors import MissingDependencyError, NotATraceError
 from dtprof.interchange.importers.imported_records import (
     COLLECTIVE,
-    MAX_WORLD_SIZE,
     POINT_TO_POINT,
     ImportedRank,
     ImportedRun,
@@ -23,6 +22,7 @@ from dtprof.interchange.importers.imported_records import (
     number_in_group,
 )
 from dtprof.intervals import Column, cover
+from dtprof.job.world_size import MAX_WORLD_SIZE
 from dtprof.records import events
 
 FORMAT = "StragglerAnalysis"

@@ -17,7 +17,6 @@ from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
     LAST_NS,
-    MAX_WORLD_SIZE,
     ImportedOperation,
     ImportedRank,
     ImportedRun,
@@ -28,6 +27,7 @@ from dtprof.interchange.importers.imported_records import (
 from dtprof.interchange.importers.trace_stream import TraceFile, is_json
 from dtprof.interchange.importers.xplane_files import XlaEvent, is_xplane, read_events
 from dtprof.intervals import Column, union
+from dtprof.job.world_size import MAX_WORLD_SIZE
 from dtprof.records import events, schema
 
 FORMAT = "XLA"

@@ -21,6 +21,7 @@ from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import COLLECTIVE, checksum, line_of, split_by_group
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import ChannelEnd, LazyOperations, Operation, RankCollectives
+from dtprof.job.world_size import resolve_world_size
 from dtprof.records import codes
 from dtprof.records.schema import DTYPES
 from dtprof.records.sites import Site
@@ -79,7 +80,7 @@ def gather_dumps(
         notes.append(f"{_dumps_of(silent)} could not be used: what {they} did is not known")
     return JobState(
         ranks={rank: reader.rank_state(rank) for rank in kept},
-        world_size=max(members, default=-1) + 1,
+        world_size=resolve_world_size((), members),
         manifest=Manifest(),
         stalled=blocked and not moving,
         stopped_on_hang_ns=None,

@@ -210,7 +210,7 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("folded", re.compile(r"\[repeated \d+x across cluster\]")),
     ("failed", re.compile(r"ChildFailedError|Root Cause \(first observed failure\)")),
 )
-WORLD = re.compile(r"world_size[\"']?\s?[=:]\s?(\d{1,6})\b")
+WORLD = re.compile(r"\bworld_size[\"']?\s?[=:]\s?(\d{1,6})\b")
 NEW_ATTEMPT = re.compile(r"attempts left; will restart worker group|[Rr]estarting worker group")
 NEW_JOB = re.compile(r"Setting OMP_NUM_THREADS environment variable for each process|Starting elastic_operator")
 
@@ -231,7 +231,7 @@ def read_sentences(line: LogLine, order: Order, facts: Facts) -> None:
         if found := pattern.search(text):
             _read_note(kind, found, text, rank, order, facts)
     if "world_size" in text and (world := WORLD.search(text)):
-        facts.world_size = max(facts.world_size, int(world[1]))
+        facts.declare_size(int(world[1]))
 
 
 def _read_timeouts(line: LogLine, order: Order, facts: Facts) -> None:
@@ -315,7 +315,7 @@ def _read_exits(text: str, order: Order, facts: Facts) -> None:
         if (last := int(found[1])) == 0:
             facts.local_exits[0] = Exit(rank=0, status=status)
         else:
-            facts.world_size = max(facts.world_size, last + 1)
+            facts.last_local_rank = max(facts.last_local_rank, last)
             facts.add(Note(order=order, rank=None, kind=UNNAMED_EXIT, text=found[0][-MAX_TEXT:], number=status))
     if found := SPAWN_EXIT.search(text):
         status = -SIGNALS.get(found[2], 0) if found[2] else int(found[3])
