@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from dtprof.records import events
 from dtprof.report.documents.verdict_json import verdict_json
-from dtprof.report.text.verdict_text import verdict_text
+from dtprof.report.text.verdict_text import MAX_LINES, verdict_text
 from tests.builders import START_NS, RankBuilder
 from tests.diagnosis.judging import (
     gradients,
@@ -94,15 +94,24 @@ def test_what_finds_no_room_in_the_text_is_counted() -> None:
     roomy = verdict_text(replace(verdict, findings=(finding,)))
     assert "fact 5" in roomy
     assert "not shown" not in roomy
-    # Three such findings are more than 24 lines: facts 4 and 5 of each that is shown are not.
-    full = verdict_text(replace(verdict, findings=(finding,) * 3))
-    shown = full.count("kind: ")
-    assert shown < 3
-    assert full.splitlines()[-1] == (
-        f"not shown: {2 * shown} more evidence lines, {3 - shown} more finding{'s' * (shown < 2)} "
-        f"({', '.join(['rank-skipped-collective of rank 2'] * (3 - shown))}): see --json or the report"
+    # Of three findings the first is shown whole but for some evidence, the others by summary and kind.
+    full = verdict_text(replace(verdict, findings=(finding,) * 3)).splitlines()
+    assert len(full) <= MAX_LINES
+    assert [sum(text in line for line in full) for text in ("kind: ", "culprit: ", "fact 4")] == [3, 1, 0]
+    assert (
+        full[-1]
+        == f"not shown: {3 * len(roomy.splitlines()[1:]) - len(full[1:-1])} more lines: see --json or the report"
     )
-    assert "fact 4" not in full
+
+
+def test_a_fault_beside_the_first_is_summed_up_at_least_and_more_are_named() -> None:
+    verdict = judge(skipping_ranks(), exit_status=None)
+    finding = replace(verdict.findings[0], evidence=tuple(f"fact {i}" * 9 for i in range(6)))
+    other = replace(finding, kind="rank-stuck", summary="Rank 3 is stuck.", culprit_ranks=(3,))
+    text = verdict_text(replace(verdict, findings=(finding, *[other] * 8)))
+    assert text.count("Rank 3 is stuck.\n  kind: rank-stuck, ") >= 2
+    assert "more findings (rank-stuck of rank 3, rank-stuck of rank 3, ...)" in text
+    assert len(text.splitlines()) <= MAX_LINES
 
 
 def test_the_json_has_every_field_of_the_contract() -> None:

@@ -152,6 +152,12 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         )
     if (comes_later or (is_other_call and not again)) and (own := sites.get(culprits[0])) is not None:
         advice = f"Make the call{at_line(own)} on every member of the group, or on none."
+    may_have_skipped = _may_have_skipped(job, group_id, found, usual)
+    if may_have_skipped:
+        facts.append(
+            f"the source cannot be read: {who} may as well have skipped the calls of the others, as by leaving a loop "
+            "early"
+        )
     at_one_line = len({(site.file, site.line) for site in sites.values()}) == 1
     blocked = () if passed else tuple(sorted({*victims(job, set(culprits)), *(set(present) - set(culprits))}))
     return Finding(
@@ -159,7 +165,7 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         summary=summary,
         culprit_ranks=culprits,
         waiting_ranks=blocked,
-        confidence=0.75 if found.is_new else 0.6 if found.is_tie else 0.9,
+        confidence=0.6 if may_have_skipped else 0.75 if found.is_new else 0.6 if found.is_tie else 0.9,
         group=group,
         op=op,
         seq=seq,
@@ -190,9 +196,24 @@ def _is_other_call(job: JobState, group: GroupId, found: Disagreement) -> bool:
         return False
     if mine.shares_function(theirs) and not _is_under_own_condition(job, mine, theirs):
         return False
+    return _is_new(job, group, found, mine, theirs)
+
+
+def _is_new(job: JobState, group: GroupId, found: Disagreement, mine: Site | None, theirs: Site | None) -> bool:
+    """Say whether no rank had come to a line before, and some had come to the other."""
     tables = [table[table["seq"] < found.seq] for table in group_tables(job.ranks)[group].values()]
     known = [{int(line) for line in distinct(table["line"])} for table in tables]
     return not any(line_of(mine) in lines for lines in known) and any(line_of(theirs) in lines for lines in known)
+
+
+def _may_have_skipped(job: JobState, group: GroupId, found: Disagreement, usual: int) -> bool:
+    """Say whether the minority is where nobody has been before, and only the source could tell how it came there.
+
+    As a rank that has left its loop early, and is in the barrier after it.
+    """
+    mine, theirs = found.operations[found.minority[0]], found.operations[usual]
+    is_stuck = found.argument == "op" and not mine.done and len(found.operations) > len(found.minority)
+    return is_stuck and job.place_in_source(mine.site) is None and _is_new(job, group, found, mine.site, theirs.site)
 
 
 def _comes_to_theirs_later(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> bool:

@@ -9,7 +9,9 @@ from dtprof.report.text.labelled_lines import wrap_text
 
 WIDTH = 100
 MAX_LINES = 24
-MAX_EVIDENCE, MAX_ADVICE, MAX_REASONS = 4, 2, 3
+MAX_EVIDENCE, MAX_ADVICE, MAX_REASONS, MAX_SITES = 4, 2, 3, 3
+MAX_BRIEF = 2
+"""Findings beside the first of which the summary is shown at least, where they are no notes."""
 
 
 def verdict_text(verdict: Verdict) -> str:
@@ -23,21 +25,23 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def _shortened(verdict: Verdict) -> list[str]:
-    """Return the first findings and reasons that find room, and how many more there are."""
+    """Return the findings and reasons that find room, and how many more there are.
+
+    The first finding gives up evidence for the summaries of other faults.
+    """
     lines = [_headline(verdict)]
     hidden: Counter[str] = Counter()
     left_out: list[Finding] = []
-    for finding in verdict.findings:
-        shown = _finding_lines(finding, max_evidence=MAX_EVIDENCE, max_advice=MAX_ADVICE)
-        if hidden["finding"] or (len(lines) > 1 and len(lines) + len(shown) >= MAX_LINES):
-            hidden["finding"] += 1
+    briefs = [_brief(finding) for finding in verdict.findings[1:] if finding.severity != "info"][:MAX_BRIEF]
+    for place, finding in enumerate(verdict.findings):
+        room = MAX_LINES - 1 - len(lines)
+        kept = sum(map(len, briefs[place:]))
+        if (shown := _fit(finding, room, kept, is_first=place == 0)) is None or left_out:
             left_out.append(finding)
             continue
-        room = MAX_LINES - 1 - len(lines)
-        lines += shown[:room]
-        hidden["line"] += max(0, len(shown) - room)
-        hidden["evidence line"] += max(0, len(finding.evidence) - MAX_EVIDENCE)
-        hidden["advice line"] += max(0, len(finding.advice) - MAX_ADVICE)
+        lines += shown
+        hidden["line"] += len(_finding_lines(finding)) - len(shown)
+    hidden["finding"] = len(left_out)
     for place, reason in enumerate(verdict.cannot_tell):
         shown = _wrapped("cannot tell: ", reason)
         if place < MAX_REASONS and not hidden["caveat"] and len(lines) + len(shown) < MAX_LINES:
@@ -52,6 +56,25 @@ def _shortened(verdict: Verdict) -> list[str]:
     return [*lines, f"not shown: {counted}: see --json or the report"] if counted else lines
 
 
+def _fit(finding: Finding, room: int, kept: int, *, is_first: bool) -> list[str] | None:
+    """Return the longest form of a finding that has room, of which some lines are kept for others if they can be."""
+    forms = [
+        _finding_lines(finding, max_evidence=most, max_advice=MAX_ADVICE)
+        for most in (range(MAX_EVIDENCE, -1, -1) if is_first else [MAX_EVIDENCE])
+    ]
+    for space in (room - kept, room) if is_first else (room - kept,):
+        for form in forms:
+            if len(form) <= space:
+                return form
+    brief = _brief(finding)
+    return forms[0][:room] if is_first else brief if len(brief) <= room else None
+
+
+def _brief(finding: Finding) -> list[str]:
+    """Return the summary of a finding and its kind alone."""
+    return _finding_lines(finding, max_evidence=0, max_advice=0, max_sites=0)
+
+
 def _names_of(findings: list[Finding]) -> str:
     """Return ` (rank-frozen of rank 4)`: a fault beside the first is named at least."""
     faults = [finding for finding in findings if finding.severity != "info" and finding.culprit_ranks]
@@ -64,13 +87,15 @@ def _headline(verdict: Verdict) -> str:
     return f"verdict: {verdict.outcome} ({plural(len(verdict.ranks_seen), 'rank')} seen{missing})"
 
 
-def _finding_lines(finding: Finding, *, max_evidence: int | None = None, max_advice: int | None = None) -> list[str]:
+def _finding_lines(
+    finding: Finding, *, max_evidence: int | None = None, max_advice: int | None = None, max_sites: int = MAX_SITES
+) -> list[str]:
     lines = _wrapped("note: " if finding.severity == "info" else "", finding.summary)
     lines.append(f"  kind: {finding.kind}, {format_fraction(finding.confidence, 0)} sure")
     if finding.culprit_hosts:
         lines += _wrapped("  host: ", ", ".join(finding.culprit_hosts))
-    lines += _site_lines("  culprit", finding.culprit_call_sites)
-    lines += _site_lines("  waiting" if finding.waiting_ranks else "  others", finding.call_sites)
+    lines += _site_lines("  culprit", finding.culprit_call_sites, most=max_sites)
+    lines += _site_lines("  waiting" if finding.waiting_ranks else "  others", finding.call_sites, most=max_sites)
     for fact in finding.evidence[:max_evidence]:
         lines += _wrapped("  evidence: ", fact)
     for step in finding.advice[:max_advice]:
@@ -78,13 +103,15 @@ def _finding_lines(finding: Finding, *, max_evidence: int | None = None, max_adv
     return lines
 
 
-def _site_lines(label: str, sites: dict[int, Site]) -> list[str]:
-    """Return one line for each place, with the ranks that are there."""
+def _site_lines(label: str, sites: dict[int, Site], *, most: int) -> list[str]:
+    """Return each place, with the ranks that are there."""
     places: dict[str, list[int]] = {}
     for rank, site in sites.items():
         places.setdefault(_place(site), []).append(rank)
-    lines = [f"{label}: {list_ranks(ranks)}{place}" for place, ranks in places.items()]
-    return lines if len(lines) <= 3 else [*lines[:3], f"{label}: and {plural(len(lines) - 3, 'more place')}"]
+    shown = [f"{list_ranks(ranks)}{place}" for place, ranks in [*places.items()][:most]]
+    if 0 < most < len(places):
+        shown.append(f"and {plural(len(places) - most, 'more place')}")
+    return [line for words in shown for line in _wrapped(f"{label}: ", words)]
 
 
 def _place(site: Site) -> str:

@@ -9,7 +9,7 @@ from dtprof.diagnosis.job_state import JobState
 from dtprof.lint.program_order import SourcePlace
 from dtprof.report.text.verdict_text import verdict_text
 from tests.builders import RankBuilder
-from tests.diagnosis.judging import build_job, found_by, gradients, judge, kinds_after_success, ranks_in_step
+from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, kinds_after_success, ranks_in_step
 
 USUAL = {"op": "all_reduce", "reduce_op": "sum", "dtype": "float32", "nbytes": 64, "peer": -1, "splits": (1, 1, 1)}
 ODD = {
@@ -69,7 +69,8 @@ def test_of_two_calls_at_one_position_the_one_made_for_the_first_time_is_the_wro
     ranks = ranks_in_step(2, 3)
     ranks[0].op("barrier", 3100, site=ranks[0].site("barrier", line=50))
     gradients(ranks[1], 3000, done=False)
-    finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
+    job = build_job(ranks, exit_status=None, find_place=lambda *_: SourcePlace(in_loop=True, following=frozenset()))
+    finding = found_by("argument_mismatch", job)[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("collective-order-mismatch", (0,), (1,))
     assert finding.culprit_call_sites[0].line == 50
     assert finding.confidence == 0.75
@@ -333,3 +334,21 @@ def test_the_call_before_made_again_with_another_reduction_is_another_call() -> 
     finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (2,))
     assert finding.summary.endswith("with other reductions.")
+
+
+@pytest.mark.parametrize(("earlier", "is_read", "sure"), [(3, False, 0.6), (3, True, 0.9), (0, False, 0.9)])
+def test_a_barrier_that_no_rank_has_come_to_may_be_the_end_of_a_loop_left_early_unless_the_source_tells(
+    earlier: int, is_read: bool, sure: float
+) -> None:
+    ranks = ranks_in_step(3, earlier)
+    for rank in ranks:
+        t = STEP * earlier + 300
+        name, line = ("barrier", 40) if rank.rank == 1 else ("all_reduce", 12)
+        for number in range(earlier):
+            rank.op("all_reduce", STEP * number + 300, STEP * number + 310, site=rank.site("all_reduce", line=12))
+        rank.op(name, t, site=rank.site(name, line=line))
+    place = SourcePlace(in_loop=False, following=frozenset())
+    job = build_job(ranks, exit_status=None, find_place=lambda *_: place if is_read else None)
+    finding = found_by("argument_mismatch", job)[0]
+    assert (finding.kind, finding.culprit_ranks, finding.confidence) == ("collective-order-mismatch", (1,), sure)
+    assert any("may as well have skipped" in fact for fact in finding.evidence) is (sure == 0.6)
