@@ -103,8 +103,6 @@ class Forward:
         after_import(_FSDP2, self._hook_fsdp2)
         after_import("torch._dynamo.eval_frame", self._hook_compiled)
 
-    # ---- spans ---------------------------------------------------------------------------------------------------
-
     def begin(self, module: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], owner: int = 0) -> int:
         """Begin the forward pass of a module; return 0 inside another one, and in recomputation."""
         try:
@@ -160,8 +158,6 @@ class Forward:
         """End the forward pass of this thread that raised, if any."""
         if self._open.owner:
             self.end(self._open.owner, True)
-
-    # ---- torch's wrappers ----------------------------------------------------------------------------------------
 
     @fence.fenced("the forward pass of DDP")
     def _hook_ddp(self) -> None:

@@ -251,8 +251,6 @@ class LiveWindow:
         """The first step of which all records are kept."""
         return max((recent.oldest_step for recent in self._recent.values()), default=0)
 
-    # ---- as analysis sees a run ----------------------------------------------------------------------------------
-
     @property
     def name(self) -> str:
         """Where the run lies, as it was given."""
@@ -330,8 +328,6 @@ class LiveWindow:
     def host_clocks(self) -> dict[str, HostClock]:
         """Return the clocks that launchers measured, by host name."""
         return self._opened.host_clocks()
-
-    # ---- bounds --------------------------------------------------------------------------------------------------
 
     def _room(self, num_ranks: int) -> int:
         """Return how many records are kept of each rank."""

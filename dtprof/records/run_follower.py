@@ -131,8 +131,6 @@ class LogFollower:
             window.close()
         self._windows = []
 
-    # ---- records -------------------------------------------------------------------------------------------------
-
     def _skip_to_end(self) -> None:
         """Find where to begin."""
         if self._newest is None or self._windows:
@@ -196,8 +194,6 @@ class LogFollower:
             kept.append(window)
         self._windows = kept
         return unsettled
-
-    # ---- names ---------------------------------------------------------------------------------------------------
 
     def _read_strings(self) -> None:
         try:

@@ -150,9 +150,6 @@ def empty_cache() -> None:
     """Do nothing: no memory is cached."""
 
 
-# ---- what only the simulation has
-
-
 class Task(NamedTuple):
     """What one task of a stream really did, in ns of CLOCK_MONOTONIC.
 

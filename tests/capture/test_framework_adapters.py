@@ -95,8 +95,6 @@ class Group:
         return self._size
 
 
-# ---- Megatron-Core ---------------------------------------------------------------------------------------------------
-
 MEGATRON = """
 def forward_step(number, vp_stage=None): return [number], 1
 def backward_step(input_tensor, output_tensor, output_tensor_grad): return None
@@ -307,9 +305,6 @@ def test_messages_of_megatron_are_labelled_as_those_of_the_pipeline(
     assert {entry["api"] for entry in recorder.of("label")} == {"pp"}
 
 
-# ---- DeepSpeed -------------------------------------------------------------------------------------------------------
-
-
 class ForwardPass:
     """An instruction of a schedule."""
 
@@ -480,9 +475,6 @@ def test_buffers_of_zero_are_declared(
     assert not reduction_buffers.are_known()
 
 
-# ---- torchft -------------------------------------------------------------------------------------------------------
-
-
 def test_groups_of_torchft_join_replicas_and_stay_as_they_are(recorder: Recorder, modules: Callable[..., Any]) -> None:
     made = Group("", 0, 2)
 
@@ -514,9 +506,6 @@ def test_group_without_a_name_is_named_by_its_object() -> None:
     assert name_of(Unnamed()).startswith("Unnamed 0x")
 
 
-# ---- RPC -----------------------------------------------------------------------------------------------------------
-
-
 def test_calls_of_rpc_are_phases_and_a_server_that_only_joins_leaves_a_log(
     recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
 ) -> None:
@@ -527,9 +516,6 @@ def test_calls_of_rpc_are_phases_and_a_server_that_only_joins_leaves_a_log(
     assert rpc.rpc_sync() == "answer"
     assert [name for name, *_ in recorder.spans] == ["phase:init_rpc", "phase:rpc_sync"]
     assert recorder.num_open == 0
-
-
-# ---- names that are gone -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("adapter", FRAMEWORKS)
@@ -554,9 +540,6 @@ def test_adapter_whose_framework_moved_its_names_notes_so_and_breaks_nothing(
     assert all(" has no " in note for note in notes)
     assert all(any(name in note for note in notes) for name in hooked if not name.startswith("torch."))
     assert capsys.readouterr() == ("", "")
-
-
-# ---- FairScale -------------------------------------------------------------------------------------------------------
 
 
 def test_oss_of_fairscale_shards_the_state_of_the_optimizer(

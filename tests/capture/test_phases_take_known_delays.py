@@ -81,9 +81,6 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return record
 
 
-# ---- phases.py: one delay in each phase -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["native", "python"])
 def test_each_phase_takes_the_delay_that_was_put_in_it(record: Record, native: bool) -> None:
     job = record("phases.py", native=native)
@@ -146,9 +143,6 @@ def test_a_program_that_marks_its_steps_has_those_and_no_others(record: Record) 
     begin, end, num_steps = job.window(events.STEP)
     assert job.rank.step_ns == (end - begin) // num_steps
     assert job.rank.phases_ns["optimizer"] >= 2 * DELAY_NS
-
-
-# ---- models.py: one model under every wrapper -----------------------------------------------------------------------
 
 
 def wrapped(record: Record, wrapper: str) -> Recorded:

@@ -142,9 +142,6 @@ def test_restarted_job_begins_anew(tmp_path: Path) -> None:
     assert aggregates.take(live).summary.steps.used == (2, 4)
 
 
-# ---- the newest step ---------------------------------------------------------------------------------------------
-
-
 def newest_of(run: Path) -> NewestStep | None:
     return StepAggregates().take(window(run)).newest
 

@@ -284,8 +284,6 @@ class Trial:
         printed = ((folder / "out-0").read_text(),)
         return Ending(statuses=(status,), hung=hung, seconds=time.monotonic() - begun, printed=printed)
 
-    # ---- what was issued, and what is in the run ------------------------------------------------------------------
-
     def _compare_records(self, tally: Tally) -> None:
         for rank in range(self.plan["ranks"]):
             journal = read_journal(journal_path(self._folder / "recorded", rank))

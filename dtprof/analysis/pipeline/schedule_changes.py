@@ -72,9 +72,6 @@ def find_changes(members: Sequence[RankPipeline], steps: Sequence[int], result: 
     return replayed or Changes(found=_by_formula(members[0], result))
 
 
-# ---- by replay -------------------------------------------------------------------------------------------------------
-
-
 def _measure(members: Sequence[RankPipeline], steps: Sequence[int], name: str) -> _Measured | None:
     """Return the times of the actions; None where their order is not that of the schedule."""
     pipeline = members[0].pipeline
@@ -186,9 +183,6 @@ def _fit_messages(name: str, measured: _Measured) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if too_short(middle) else (low, middle)
     return (low + high) / 2
-
-
-# ---- by formula ------------------------------------------------------------------------------------------------------
 
 
 def _by_formula(member: RankPipeline, result: PipelineResult) -> tuple[ScheduleChange, ...]:

@@ -161,9 +161,6 @@ def bound_durations(graph: OperationGraph, fix: Fix, durations: Floats) -> Float
     return _scale_out(graph, round(fix.number), durations, unknown_is_latency=True)
 
 
-# ---- ranks like the others -------------------------------------------------------------------------------------------
-
-
 def _choose_ranks(graph: OperationGraph, fix: Fix) -> Collection[int]:
     known = sorted(set(graph.rank[graph.rank >= 0].tolist()))
     if fix.what == RANK:
@@ -207,9 +204,6 @@ def _liken(graph: OperationGraph, ranks: Collection[int], durations: Floats, fix
             if spent > 0:
                 replaced[own] *= usual / spent
     return replaced
-
-
-# ---- communication ---------------------------------------------------------------------------------------------------
 
 
 def _of_operation(graph: OperationGraph, name: str, *, option: str, is_issued: bool = False) -> Mask:

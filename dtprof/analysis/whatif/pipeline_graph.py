@@ -171,9 +171,6 @@ def build_graph(ranks: Sequence[RankRows], steps: tuple[int, int]) -> OperationG
     return _unroll(model, by_place, num_replicas, steps)
 
 
-# ---- dependencies of one replica -------------------------------------------------------------------------------------
-
-
 def _find_dependencies(stages: Sequence[RankRows]) -> _Model | str:
     model = _Model()
     messages: dict[tuple[str, int], list[OpName]] = {}
@@ -311,9 +308,6 @@ def _add_gradients(
     else:
         chain = [*every(LAYERNORM)[:1], *embedding]
     model.chain([*chain, *every(CLIP)[:1], *every(OPTIMIZER)[:1]], last=before)
-
-
-# ---- all replicas and steps ------------------------------------------------------------------------------------------
 
 
 def _unroll(

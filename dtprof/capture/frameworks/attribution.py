@@ -139,8 +139,6 @@ class Attribution:
             self._note(_describe_missing(described or _full_name(owner), missing[0]))
         return not missing
 
-    # ---- hooks ---------------------------------------------------------------------------------------------------
-
     def after_import(self, name: str, hook: Callable[[Any], object], defines: tuple[str, ...] = ()) -> None:
         """Hook a module once it is imported; note in the run where this torch lacks a name.
 

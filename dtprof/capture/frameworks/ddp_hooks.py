@@ -61,8 +61,6 @@ class DataParallel:
     def _begin(self, doing: str, *_: Any, **__: Any) -> int:
         return self._attribution.begin(_doing, doing)
 
-    # ---- buckets -------------------------------------------------------------------------------------------------
-
     def _begin_forward(self, ddp: Any, *_: Any, **__: Any) -> tuple[Any, int]:
         return ddp, self._attribution.begin(_doing, "rebuild of buckets")
 
@@ -103,8 +101,6 @@ class DataParallel:
                 timed_entry("ddp", id=known[1], group=group, buckets=sizes, parameters=parameters)
             )
         self._attribution.declare_use(group, "dp", _BY)
-
-    # ---- communication hooks -------------------------------------------------------------------------------------
 
     def _hook_registration(self, module: Any) -> None:
         """Label the operations of a Python communication hook by the bucket that it reduces."""

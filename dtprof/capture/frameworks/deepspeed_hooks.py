@@ -70,8 +70,6 @@ class DeepSpeed:
         for sharded_over in ((*of_parameters, group)[0], *(experts or {}).values()):
             self._attribution.declare_sharding(f"zero{stage}" if stage else "none", sharded_over, by)
 
-    # ---- the pipeline --------------------------------------------------------------------------------------------
-
     def _hook_pipeline(self, module: Any) -> None:
         engine = module.PipelineEngine
         if not self._attribution.has_all(engine, ("_exec_schedule", "_INSTRUCTION_MAP")):

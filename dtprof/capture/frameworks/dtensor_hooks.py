@@ -84,8 +84,6 @@ class TensorParallel:
                 handler, "loss_parallel", lambda *_, **__: self._attribution.begin(_doing, "tp", "loss")
             )
 
-    # ---- for which module ----------------------------------------------------------------------------------------
-
     def _begin_parallelize(self, module: Any, device_mesh: Any = None, *_: Any, **__: Any) -> int:
         for name, part in module.named_modules():
             self._names.setdefault(part, name)
@@ -121,8 +119,6 @@ class TensorParallel:
         of = getattr(ctx, "_dtprof_of", None)
         return self._enter(None if of is None else (f"gradient of the {of[0]}", of[1]))
 
-    # ---- hand-written sharding ---------------------------------------------------------------------------------------
-
     def _note_sharded_groups(self, distributed: Any, tensor: Any, *_: Any, **__: Any) -> None:
         import torch
 
@@ -144,8 +140,6 @@ class TensorParallel:
             if group in self._sharded_over and old.is_partial() and not new.is_partial():
                 self._attribution.declare_use(group, "tp", _BY)
                 self._sharded_over.discard(group)
-
-    # ---- from what to what ---------------------------------------------------------------------------------------
 
     def _begin_redistribution(self, _: Any, current_spec: Any, target_spec: Any, *__: Any, **___: Any) -> int:
         if self._attribution.labels() is None:

@@ -68,8 +68,6 @@ class FullySharded:
         after_import("torch.distributed.fsdp._init_utils", self._hook_init)
         after_import("torch.distributed.fsdp.fully_sharded_data_parallel", self._hook_wrapper)
 
-    # ---- FSDP2 ---------------------------------------------------------------------------------------------------
-
     def _hook_param_groups(self, module: Any) -> None:
         group = module.FSDPParamGroup
         self._attribution.after(group, "__init__", self._declare_mesh)
@@ -109,8 +107,6 @@ class FullySharded:
     def _end_reduction(self, before: Any, failed: bool) -> None:
         self._reducing.module = None
         self._attribution.end(before, failed)
-
-    # ---- FSDP1 ---------------------------------------------------------------------------------------------------
 
     def _hook_flat_params(self, module: Any) -> None:
         flat_param, around = module.FlatParamHandle, self._attribution.around

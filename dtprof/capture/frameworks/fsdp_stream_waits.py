@@ -71,8 +71,6 @@ class StreamWaits:
         # The first thing after the wait for the reductions.
         self._attribution.around(module._ExecOrderData, "next_iter", self._end_wait, lambda *_: None)
 
-    # ---- all-gathers ---------------------------------------------------------------------------------------------
-
     def _begin_unshard(self, param_group: Any, *_: Any, **__: Any) -> Any:
         self._take_operation()
         return param_group
@@ -85,8 +83,6 @@ class StreamWaits:
     def _begin_gather_wait(self, param_group: Any, *_: Any, **__: Any) -> None:
         if param_group._all_gather_result is not None:
             self._begin_wait(self._gathers.pop(param_group, None))
-
-    # ---- reductions ----------------------------------------------------------------------------------------------
 
     def _begin_post_backward(self, param_group: Any, *_: Any, **__: Any) -> Any:
         context = param_group.comm_ctx
@@ -116,8 +112,6 @@ class StreamWaits:
         context = param_group.comm_ctx
         self._scatters.pop(context, None)
         self._begin_wait(*self._reductions.pop(context, ()))
-
-    # ---- flat parameters (FSDP1) -----------------------------------------------------------------------------------
 
     def _begin_flat_unshard(self, _: Any, handle: Any, *__: Any, **___: Any) -> Any:
         self._take_operation()
@@ -162,8 +156,6 @@ class StreamWaits:
 
     def _begin_last_flat_wait(self, root_state: Any, *_: Any, **__: Any) -> None:
         self._begin_wait(*self._reductions.pop(root_state._exec_order_data, ()))
-
-    # ---- marks ---------------------------------------------------------------------------------------------------
 
     def _take_operation(self) -> Any:
         labels = self._attribution.labels()

@@ -56,8 +56,6 @@ class Pipelines:
             around(schedule, "step", self._begin_step, self._end)
             around(schedule, setup, lambda *_, **__: self._attribution.begin(describe_setup))
 
-    # ---- computation ---------------------------------------------------------------------------------------------
-
     def _begin_forward(self, stage: Any, fwd_chunk_id: int, *_: Any, **__: Any) -> OpenAction | None:
         return self._begin(events.PP_FORWARD, stage.stage_index, fwd_chunk_id)
 
@@ -85,8 +83,6 @@ class Pipelines:
         if not stage.is_last or schedule._loss_fn is None:
             return None
         return self._begin(events.PP_LOSS, stage.stage_index, mb_index)
-
-    # ---- messages ------------------------------------------------------------------------------------------------
 
     def _label_forward_receives(self, ops: list[Any], stage: Any, fwd_chunk_id: int) -> None:
         if ops:
@@ -120,8 +116,6 @@ class Pipelines:
         del failed
         if labels is not None:
             labels.recorder.label_next_p2p([])
-
-    # ---- schedules -----------------------------------------------------------------------------------------------
 
     def _begin_step(self, schedule: Any, *_: Any, **__: Any) -> OpenAction | None:
         name = events.PP_STEP if schedule._has_backward else events.PP_EVALUATION

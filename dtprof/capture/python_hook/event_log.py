@@ -97,8 +97,6 @@ class EventLog:
         self._span_ids = itertools.count(1).__next__
         os.register_at_fork(after_in_child=self.off)
 
-    # ---- segments ------------------------------------------------------------------------------------------------
-
     def _create(self, number: int) -> Segment:
         segment = Segment(self._folder / paths.segment_name(number), self._header, number)
         memory, at = segment.memory, schema.HEADER_OFFSET
@@ -138,8 +136,6 @@ class EventLog:
             finally:
                 self._moving = False
             return True
-
-    # ---- names ---------------------------------------------------------------------------------------------------
 
     def write_entry(self, line: str) -> None:
         """Append a line to the strings file."""
@@ -215,8 +211,6 @@ class EventLog:
         self.write_entry(group_descriptions.first_entry(new.id, process_group))
         self._on_group(new.id, group_descriptions.name_of(process_group))
         return new
-
-    # ---- spans and samples ---------------------------------------------------------------------------------------
 
     def _plain(
         self, kind: int, op: int, value: int, site: int, issued: int, stage: int = -1, microbatch: int = 0
@@ -326,8 +320,6 @@ class EventLog:
         """Stop recording: a forked process must not write to the files of its parent."""
         self._on = False
         self._strings = None
-
-    # ---- operations ----------------------------------------------------------------------------------------------
 
     def writer(self, name: str, *, p2p: bool) -> Callable[..., tuple[mmap.mmap, int] | None]:
         """Return the function that writes the record of an operation at its issue.

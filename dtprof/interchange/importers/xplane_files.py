@@ -89,9 +89,6 @@ def _read_events(space: memoryview) -> Iterator[XlaEvent]:
             yield _event(event, described, plane, pid, tid, (line.begin_ns - base) / 1e3, programs, of_device)
 
 
-# ---- planes ----------------------------------------------------------------------------------------------------------
-
-
 class _Line(NamedTuple):
     name: str
     begin_ns: int
@@ -213,9 +210,6 @@ def _event(
     if isinstance(program, int) and isinstance(op, str) and op in (own := programs.get(program, {})):
         arguments["long_name"] = own[op]
     return XlaEvent("X", known.name, begin_us + offset_ps / 1e6, duration_ps / 1e6, pid, tid, arguments)
-
-
-# ---- programs --------------------------------------------------------------------------------------------------------
 
 
 def _programs(plane: _Plane) -> dict[int, dict[str, str]]:

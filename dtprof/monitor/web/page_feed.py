@@ -263,8 +263,6 @@ class Feed:
         self._how = (snapshot.has_ended, snapshot.is_stalled, len(snapshot.mismatches), *ends)
         return self._how != before
 
-    # ---- the verdict ---------------------------------------------------------------------------------------------
-
     def _renew_verdict(self, snapshot: JobSnapshot) -> None:
         """Start a diagnosis that is due; redraw the pages if the verdict has changed."""
         summary = self.source.summary if self.source is not None else None
@@ -291,8 +289,6 @@ class Feed:
             return _Diagnosed(verdict=verdict, taken_s=self._cpu() - began)
 
         return diagnose
-
-    # ---- the pages -----------------------------------------------------------------------------------------------
 
     def _begin_drawing(self) -> None:
         """Start drawing the newest steps, or all steps of a job that has ended."""
@@ -398,8 +394,6 @@ class Feed:
             nodes=follow_devices(nodes.values()),
             reported=list_reported(on_disk.mismatches, verdict, started_ns=on_disk.manifest.started_realtime_ns),
         )
-
-    # ---- how the job stands --------------------------------------------------------------------------------------
 
     def _status(self) -> dict[str, Any]:
         snapshot = self._snapshot

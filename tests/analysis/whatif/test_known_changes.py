@@ -347,9 +347,6 @@ def test_runs_without_steps_and_with_missing_ranks_are_not_replayed(tmp_path: Pa
     assert "rank 2 of 4 left no records" in found.cannot_tell[0]
 
 
-# ---- replay and schedules --------------------------------------------------------------------------------------------
-
-
 def test_nodes_begin_when_the_last_of_what_they_depend_on_ends() -> None:
     #   0 (10) --> 2 (5) --> 3 (1)
     #   1 (20) -->
