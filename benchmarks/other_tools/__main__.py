@@ -52,7 +52,7 @@ class Job:
 
 JOBS = (
     Job(name="slow_rank", ranks=3, wrong="samples take rank 1 40 ms longer a step"),
-    Job(name="left_out_call", ranks=3, wrong="rank 1 leaves an all_reduce out in step 12, and all hang", hangs=True),
+    Job(name="skipped_collective", ranks=3, wrong="rank 1 skips an all_reduce in step 12, and all hang", hangs=True),
     Job(name="uneven_pipeline", ranks=2, wrong="the second of two stages has three times the layers"),
     Job(name="growing_memory", ranks=2, wrong="rank 1 keeps the output of each step, 2 MiB more in each"),
 )

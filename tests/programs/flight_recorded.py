@@ -1,4 +1,4 @@
-"""Three ranks on gloo, rank 2 leaves an all_reduce out; each writes torch's dumps: flight_recorded.py FOLDER."""
+"""Three ranks on gloo, rank 2 skips an all_reduce; each writes torch's dumps: flight_recorded.py FOLDER."""
 
 import os
 import pickle
