@@ -14,7 +14,7 @@ IGNORED_TARGET = -100
 class Batch(TypedDict):
     """Hold all sequences of one step of one data-parallel rank, on the CPU; B rows, L = `--sequence-length` columns.
 
-    The trainer cuts the rows into micro-batches and the columns over `--cp`. All ranks of one data-parallel index
+    The trainer cuts the rows into microbatches and the columns over `--cp`. All ranks of one data-parallel index
     (other tp, cp, pp) get the same rows. Rows may differ between data-parallel ranks (a short last batch): the loss is
     the sum over all targets that are not IGNORED_TARGET, divided by their number over all ranks.
     """

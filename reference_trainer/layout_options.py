@@ -40,7 +40,7 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     add("--microbatches", type=int, metavar="M", help="of a pipeline, each step (default: two a stage)")
     add("--stages-per-rank", type=int, metavar="N", help="of interleaved1f1b and zero-bubble (default: 2)")
     add("--pp-split", metavar="N,N,...", help="layers of each stage, or 'balanced': by measured time (default: even)")
-    add("--accumulate", type=int, default=1, metavar="K", help="micro-batches a step on each rank (default: 1)")
+    add("--accumulate", type=int, default=1, metavar="K", help="microbatches a step on each rank (default: 1)")
     add("--bucket-mb", type=float, metavar="MB", help="of ddp: gradients sent at a time (default: 25)")
     add("--find-unused-parameters", action="store_true", help="of ddp: search each step for weights without gradient")
     add("--static-graph", action="store_true", help="of ddp: take every step to be like the first")

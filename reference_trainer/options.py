@@ -74,7 +74,7 @@ class Options:
         return self.batch_size // self.layout.num_data_ranks
 
     @property
-    def micro_batch_size(self) -> int:
+    def microbatch_size(self) -> int:
         """Return the sequences in one forward pass of one rank."""
         return self.rank_batch_size // (self.layout.accumulate * self.layout.microbatches)
 

@@ -43,7 +43,7 @@ class Training:
 
 
 class PlainPass:
-    """Run one step's forward and backward passes, one micro-batch after the other."""
+    """Run one step's forward and backward passes, one microbatch after the other."""
 
     def __init__(self, model: nn.Module, options: Options, loss: TokenLoss, device: torch.device) -> None:
         self.model = model
@@ -56,10 +56,10 @@ class PlainPass:
     def __call__(self, batch: dict[str, Tensor], *, scale: float) -> Tensor:
         """Leave gradients of `scale` times the summed loss; return the summed loss."""
         loss_sum = torch.zeros((), dtype=torch.float64, device=batch["targets"].device)
-        micro_batches = split_rows(batch, self.accumulate)
-        for index, micro_batch in enumerate(micro_batches, start=1):
-            with synchronise_gradients(self.model, enabled=index == len(micro_batches)):
-                loss = self._compute_loss(micro_batch)
+        microbatches = split_rows(batch, self.accumulate)
+        for index, microbatch in enumerate(microbatches, start=1):
+            with synchronise_gradients(self.model, enabled=index == len(microbatches)):
+                loss = self._compute_loss(microbatch)
                 (loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
         return loss_sum
@@ -67,11 +67,11 @@ class PlainPass:
     def evaluate(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the summed loss alone."""
         with torch.no_grad():
-            losses = [self._compute_loss(micro_batch) for micro_batch in split_rows(batch, self.accumulate)]
+            losses = [self._compute_loss(microbatch) for microbatch in split_rows(batch, self.accumulate)]
         return torch.stack(losses).sum()
 
-    def _compute_loss(self, micro_batch: dict[str, Tensor]) -> Tensor:
-        inputs = dict(micro_batch)
+    def _compute_loss(self, microbatch: dict[str, Tensor]) -> Tensor:
+        inputs = dict(microbatch)
         targets = inputs.pop("targets")
         with self.autocast:
             return self.loss(self.model(**inputs), targets)

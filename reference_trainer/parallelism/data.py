@@ -39,7 +39,7 @@ def apply_data_parallelism(model: nn.Module, options: Options, axes: Axes, devic
 
 
 def synchronise_gradients(model: nn.Module, *, enabled: bool) -> AbstractContextManager[None]:
-    """Hold back the averaging of gradients in all but the last micro-batch of a step."""
+    """Hold back the averaging of gradients in all but the last microbatch of a step."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(enabled)
         model.set_is_last_backward(enabled)

@@ -69,11 +69,11 @@ class PipelinePass:
         """
         self.loss_sum.zero_()
         with torch.no_grad():
-            for micro_batch in split_rows(batch, self.microbatches):
-                targets = micro_batch.pop("targets")
+            for microbatch in split_rows(batch, self.microbatches):
+                targets = microbatch.pop("targets")
                 carried: tuple[Tensor, ...] = ()
                 for stage in self.built:
-                    carried = stage.forward(carried, micro_batch)
+                    carried = stage.forward(carried, microbatch)
                     if stage.stage.is_last:
                         self.loss_sum += self.loss(carried[0], targets)
         return self.loss_sum
@@ -120,14 +120,14 @@ def build_stage(
     width = length // layout.tp if layout.sequence_parallel else length
 
     def carry(layer: int) -> tuple[Tensor, ...]:
-        size = (options.micro_batch_size, width, shape.dim)
+        size = (options.microbatch_size, width, shape.dim)
         return tuple(
             torch.empty(size, dtype=dtype, device="meta", requires_grad=True)
             for _ in range(count_carried(shape, layer))
         )
 
     logits = torch.empty(
-        options.micro_batch_size, length, shape.vocabulary_size // layout.tp, dtype=dtype, device="meta"
+        options.microbatch_size, length, shape.vocabulary_size // layout.tp, dtype=dtype, device="meta"
     )
     takes = carry(first) if first else ()
     stage = PipelineStage(

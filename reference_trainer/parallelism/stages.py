@@ -78,7 +78,7 @@ def balance(costs: Sequence[float], num_stages: int) -> list[int]:
 
 def _time_layer(options: Options, device: torch.device, index: int) -> float:
     """Return the shortest of a few runs: others only add to it."""
-    shape, rows, length = options.shape, options.micro_batch_size, options.sequence_length
+    shape, rows, length = options.shape, options.microbatch_size, options.sequence_length
     with torch.device(device):
         model = build_model(shape).to(weight_dtype(options))
         model.keep_layers(index, index + 1)

@@ -31,7 +31,7 @@ def test_forward_is_inferred_from_the_begin_of_the_step_where_nothing_else_is_re
     assert phases_of(rank)["forward"] == [[70, 140]]
 
 
-def test_each_micro_batch_has_its_inferred_forward() -> None:
+def test_each_microbatch_has_its_inferred_forward() -> None:
     rank = RankBuilder(0, world_size=1)
     rank.span("data", 0, 10)
     rank.span("backward", 20, 30)

@@ -21,14 +21,14 @@ def parse(*arguments: str, world_size: int = 1) -> Options:
 def test_preset_fills_what_the_command_line_leaves_out() -> None:
     options = parse("--preset", "tiny", "--steps", "7", world_size=4)
     assert (options.steps, options.batch_size, options.layout.dp, options.precision) == (7, 24, 4, "fp32")
-    assert options.micro_batch_size == 6
+    assert options.microbatch_size == 6
     assert options.tokens_per_step == 24 * 160
 
 
 def test_tiny_and_small_presets_divide_by_the_usual_numbers_of_ranks() -> None:
     for preset in ("tiny", "small", "gpu"):
         for world_size in (1, 2, 3, 4, 6, 8):
-            assert parse("--preset", preset, world_size=world_size).micro_batch_size >= 1
+            assert parse("--preset", preset, world_size=world_size).microbatch_size >= 1
 
 
 @pytest.mark.parametrize(

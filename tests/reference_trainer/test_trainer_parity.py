@@ -98,7 +98,7 @@ def test_losses_are_bit_identical_with_and_without_recording(model: str, bare: j
 
 @pytest.mark.jobs
 def test_targets_that_do_not_count_leave_the_mean_right_on_uneven_ranks(tmp_path: Path) -> None:
-    # Half of the first row's targets, and a third of the others': each rank and each micro-batch has another number.
+    # Half of the first row's targets, and a third of the others': each rank and each microbatch has another number.
     program = (
         f"{PREAMBLE}from reference_trainer.batches import RowsOfRank\n"
         "whole = RowsOfRank.__getitem__\n"
