@@ -21,6 +21,7 @@ RUNS = (
     "archived",
     "restarted",
     "hung",
+    "skipped",
     "crashed",
     "killed",
     "cut-short",
