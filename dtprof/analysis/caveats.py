@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from dtprof.analysis.map_reduce.rank_facts import RankFacts
+from dtprof.analysis.map_reduce.rank_sums import RankReduction
 from dtprof.analysis.memory.memory_formulas import TOLERANCE, activation_bytes
 from dtprof.analysis.pipeline.bubbles import NO_PIPELINE
-from dtprof.analysis.rank_reductions import RankFacts, RankReduction
 from dtprof.analysis.results import CollectiveResult
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps
 from dtprof.formatting import format_ns, list_ranks, plural

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dtprof.analysis.rank_surveys import SurveyedRun
+from dtprof.analysis.map_reduce.survey import SurveyedRun
 from dtprof.analysis.results import Recovery
 from dtprof.analysis.steps.step_boundaries import find_steps_of
 from dtprof.formatting import list_ranks

@@ -11,34 +11,25 @@ import numpy as np
 from dtprof.analysis.caveats import list_caveats
 from dtprof.analysis.communication.bucket_reductions import find_repeated
 from dtprof.analysis.communication.collective_table import MAX_LISTED, add_rows, list_collectives, name_axes
-from dtprof.analysis.communication.communication_sites import (
-    list_sites,
-    list_sizes,
-    sum_by_phase,
-)
+from dtprof.analysis.communication.communication_sites import list_sites, list_sizes, sum_by_phase
 from dtprof.analysis.communication.exchange_balance import measure_balance
 from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
 from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
-from dtprof.analysis.communication.traffic import list_lateness, tally_lateness
-from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_path
+from dtprof.analysis.communication.traffic import list_lateness
+from dtprof.analysis.critical_path.longest_path import find_critical_path
+from dtprof.analysis.map_reduce.long_log_survey import survey_to_sum
+from dtprof.analysis.map_reduce.rank_facts import RankFacts
+from dtprof.analysis.map_reduce.rank_sums import RankReduction, Reductions
+from dtprof.analysis.map_reduce.reduction import reduce_run
+from dtprof.analysis.map_reduce.reduction_tasks import Found, MakeCollector
+from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys
 from dtprof.analysis.memory.device_use import measure_use
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.memory.rank_memory import find_fragmentation
 from dtprof.analysis.pipeline.bubbles import measure_pipelines
-from dtprof.analysis.ranged_reductions import reduce_by_ranges
-from dtprof.analysis.ranged_surveys import survey_to_sum
 from dtprof.analysis.rank_exits import describe_end
-from dtprof.analysis.rank_reductions import RankFacts, RankReduction, Reductions
-from dtprof.analysis.rank_surveys import SurveyedRun, Surveys, part_ranks
 from dtprof.analysis.recoveries import describe_attempts, find_recoveries
-from dtprof.analysis.reduction_tasks import (
-    DetailedReductions,
-    Found,
-    MakeCollector,
-    ReductionTask,
-    reduce_part,
-)
 from dtprof.analysis.results import (
     BUBBLE,
     DEVICE,
@@ -60,14 +51,13 @@ from dtprof.analysis.stragglers.device_clocks import list_losses
 from dtprof.analysis.stragglers.run_stragglers import list_durations, name_stragglers, read_device_nodes
 from dtprof.analysis.stragglers.straggler_ranks import bin_width
 from dtprof.analysis.stragglers.uneven_input import find_uneven_input
-from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
+from dtprof.analysis.timeline.step_timeline import draw_timeline
 from dtprof.columns import median, percentiles
 from dtprof.intervals import Column
 from dtprof.job.clock_alignment import ClockResult, list_clocks, worst_error_ns
-from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
+from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
 from dtprof.records.nodes.sampled_lines import read_hot_lines
-from dtprof.records.reader import Run
 from dtprof.records.tables import Group
 
 
@@ -97,61 +87,6 @@ def summarise_closely(
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
     reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=make_collector)
     return state_summary(run, surveys, reduced, used=used), reduced.details
-
-
-def reduce_run(
-    run: SurveyedRun,
-    executor: Executor,
-    *,
-    surveys: Surveys,
-    used: MeasuredSteps,
-    make_collector: MakeCollector[Found] | None = None,
-    draws: bool = True,
-) -> DetailedReductions[Found]:
-    """Sum up the measured steps of the ranks that are surveyed.
-
-    Parameters:
-        draws: keep what the timeline, the critical path and lateness are made of.
-    """
-    num_ranks = len(surveys.facts)
-    tallies = draws
-    steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(used)
-    draws = draws and surveys.one_clock
-    max_bars = _max_bars(num_ranks) if draws and used.known else 0
-    width = bin_width(used.last - used.first + 1, num_ranks)
-    max_hops = MAX_ROWS // max(1, num_ranks) if draws else 0
-    if surveys.ranges is not None:
-        assert isinstance(run, Run)
-        return reduce_by_ranges(
-            run,
-            executor,
-            surveys=surveys,
-            ranges=surveys.ranges,
-            used=used,
-            steps=steps,
-            windows={rank: windows.of(rank) for rank in surveys.ranges.indexes},
-            max_bars=max_bars,
-            width=width,
-            max_hops=max_hops,
-            collect=make_collector(list(surveys.ranges.indexes), ()) if make_collector is not None else None,
-        )
-    tasks = (
-        ReductionTask(
-            **vars(part.task),
-            max_bars=max_bars,
-            width=width,
-            max_hops=max_hops,
-            collect=make_collector(part.ranks, part.channels) if make_collector is not None else None,
-        )
-        for part in part_ranks(run, surveys, used=used, steps=steps, windows=windows)
-    )
-    reduced: DetailedReductions[Found] = DetailedReductions()
-    for found in map_tasks(executor, reduce_part, tasks):
-        reduced.join(found)
-        reduced.details.extend(found.details)
-    if tallies:
-        reduced.lateness = tally_lateness(surveys.instances)
-    return reduced
 
 
 def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, used: MeasuredSteps) -> Summary:
@@ -307,11 +242,6 @@ def _device_times(facts: Sequence[RankFacts]) -> DeviceTimes:
         error_ns=max(errors.values(), default=None),
         host_lead_ns=int(median(leads)) if leads else None,
     )
-
-
-def _max_bars(num_ranks: int) -> int:
-    """Return how many bars a rank may bring per step: all that fit for a few ranks, fewer each for many."""
-    return MAX_INTERVALS if num_ranks <= 8 else max(16, 8 * MAX_INTERVALS // num_ranks)
 
 
 def _backend(facts: Sequence[RankFacts]) -> str | None:

@@ -14,10 +14,11 @@ import numpy as np
 
 from dtprof.analysis.communication.collective_table import add_rows
 from dtprof.analysis.communication.communication_sites import add_sites
-from dtprof.analysis.memory.memory_formulas import ModelShare
-from dtprof.analysis.memory.memory_growth import find_growth
-from dtprof.analysis.memory.rank_memory import find_categories, find_peak
-from dtprof.analysis.range_joins import (
+from dtprof.analysis.map_reduce.rank_facts import RankFacts
+from dtprof.analysis.map_reduce.rank_sums import RankReduction, Reductions
+from dtprof.analysis.map_reduce.reduction import reduce_run
+from dtprof.analysis.map_reduce.reduction_tasks import DetailedReductions
+from dtprof.analysis.map_reduce.step_range_joins import (
     Found,
     OfRange,
     join_consumption,
@@ -26,19 +27,14 @@ from dtprof.analysis.range_joins import (
     join_reductions,
     join_steps,
 )
-from dtprof.analysis.rank_reductions import RankFacts, RankReduction, Reductions
-from dtprof.analysis.rank_surveys import Surveys, survey_run
-from dtprof.analysis.reduction_tasks import DetailedReductions
+from dtprof.analysis.map_reduce.survey import Surveys, survey_run
+from dtprof.analysis.memory.memory_formulas import ModelShare
+from dtprof.analysis.memory.memory_growth import find_growth
+from dtprof.analysis.memory.rank_memory import find_categories, find_peak
 from dtprof.analysis.results import BUBBLE, Summary
-from dtprof.analysis.run_summary import reduce_run, state_summary, summarise
+from dtprof.analysis.run_summary import state_summary, summarise
 from dtprof.analysis.steps.part_bands import add_parts
-from dtprof.analysis.steps.step_boundaries import (
-    NUMBERED,
-    MeasuredSteps,
-    RankSteps,
-    agree_on_rule,
-    choose_steps,
-)
+from dtprof.analysis.steps.step_boundaries import NUMBERED, MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.job.world_size import newest_attempt, newest_ranks
 from dtprof.monitor.live_run import MAX_STEPS, LiveWindow

@@ -126,7 +126,7 @@ def _write_prometheus(export: _Export) -> list[str]:
 
 def _write_tables(export: _Export) -> list[str]:
     """Write the records, rank by rank, each read once, then the results, which workers compute meanwhile."""
-    from dtprof.analysis.ranged_surveys import load_in_ranges
+    from dtprof.analysis.map_reduce.long_log_survey import load_in_ranges
     from dtprof.analysis.run_summary import summarise
     from dtprof.interchange.exporters.table_files import write_tables
     from dtprof.interchange.public_tables.record_tables import RECORDS, read_records

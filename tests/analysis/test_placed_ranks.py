@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof.analysis import placed_ranks
 from dtprof.analysis.communication.blocked_time import Blocked
-from dtprof.analysis.placed_ranks import PlacedRank, SteppedRank, batches_in_turn
+from dtprof.analysis.map_reduce import placed_ranks
+from dtprof.analysis.map_reduce.placed_ranks import PlacedRank, SteppedRank, batches_in_turn
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.analysis.steps.phase_intervals import BUSY, ORDER

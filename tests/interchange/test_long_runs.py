@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from dtprof.analysis import ranged_surveys
+from dtprof.analysis.map_reduce import long_log_survey
 from dtprof.analysis.timeline.operation_detail import read_detail, read_to_sum
 from dtprof.errors import NothingToShowError
 from dtprof.interchange.exporters import kineto_export
@@ -34,8 +34,8 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 def write(run: Run, kind: str, folder: Path, steps: tuple[int, int] | None, *, long_from: int) -> list[str]:
     """Export a run, whose logs are long from so many records on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranged_surveys, "LONG_LOG", long_from)
-        patch.setattr(ranged_surveys, "ROWS_AT_ONCE", 40)
+        patch.setattr(long_log_survey, "LONG_LOG", long_from)
+        patch.setattr(long_log_survey, "ROWS_AT_ONCE", 40)
         return write_export(run, kind, folder, steps, executor=THIS_PROCESS)
 
 
@@ -62,7 +62,7 @@ def test_trace_of_a_long_run_shows_what_that_of_all_steps_shows(stored: Run, tmp
 
 
 def test_only_the_steps_asked_for_are_read(stored: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged_surveys, "LONG_LOG", 1)
+    monkeypatch.setattr(long_log_survey, "LONG_LOG", 1)
     detail, all_steps = read_detail(stored, steps=(4, 4), max_events=1000), read_detail(stored)
     assert detail.whole is not None
     assert 0 < sum(fact.events for fact in detail.surveys.facts) < all_steps.extent.events
@@ -86,7 +86,7 @@ def test_long_run_without_steps_is_shown_whole(tmp_path: Path, monkeypatch: pyte
         for rank in ranks:
             rank.op("all_reduce", 1000 * number, 1000 * number + 10, nbytes=8)
     run = open_run(builders.write_run(tmp_path / "run", ranks))
-    monkeypatch.setattr(ranged_surveys, "LONG_LOG", 1)
+    monkeypatch.setattr(long_log_survey, "LONG_LOG", 1)
     assert read_detail(run, max_events=10).whole is None
 
 
@@ -110,8 +110,8 @@ def test_step_without_an_end_is_none(stored: Run, tmp_path: Path) -> None:
 
 def test_scalars_of_a_long_run_are_those_of_the_whole_run(stored: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_shown(read_detail(stored)).series
-    monkeypatch.setattr(ranged_surveys, "LONG_LOG", 1)
-    monkeypatch.setattr(ranged_surveys, "ROWS_AT_ONCE", 40)
+    monkeypatch.setattr(long_log_survey, "LONG_LOG", 1)
+    monkeypatch.setattr(long_log_survey, "ROWS_AT_ONCE", 40)
     run = read_to_sum(stored, THIS_PROCESS)
     assert run.surveys.ranges is not None
     shown = read_shown_by_ranges(run, THIS_PROCESS)

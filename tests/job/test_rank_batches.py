@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dtprof.analysis.placed_ranks import place_ranks
-from dtprof.analysis.rank_reductions import survey
+from dtprof.analysis.map_reduce.placed_ranks import place_ranks
+from dtprof.analysis.map_reduce.rank_facts import survey_batch
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.rank_batches import MAX_AXIS_NS, RankBatch, batch_in_turn, batch_ranks, lay_out
 from dtprof.records import events
@@ -53,7 +53,7 @@ def odd_rank(rank: int, chance: random.Random) -> RankTables:
 
 def shown(batch: RankBatch) -> list[str]:
     """Return all that is found of each rank, in words."""
-    surveys = survey(batch, several_clocks=True)
+    surveys = survey_batch(batch, several_clocks=True)
     instances = OperationInstances()
     for seen in surveys:
         instances.add(seen.instances)
@@ -85,7 +85,7 @@ def test_ranks_whose_times_are_too_far_apart_for_one_axis_come_as_each_alone() -
         ranks.append(builder.tables())
     alone = [one for tables in ranks for one in shown(batch_ranks([tables]))]
     assert shown(batch_ranks(ranks)) == alone
-    pipelines = [seen.pipeline for seen in survey(batch_ranks(ranks))]
+    pipelines = [seen.pipeline for seen in survey_batch(batch_ranks(ranks))]
     assert [pipeline.busy.tolist() for pipeline in pipelines if pipeline is not None] == [[30, 30], [31, 31], [32, 32]]
 
 
@@ -116,4 +116,4 @@ def test_a_rank_keeps_its_tables_where_all_of_its_records_can_be() -> None:
     tables = odd_rank(0, random.Random(3))
     batch = batch_ranks([replace(tables, operations=tables.operations[:0], spans=tables.spans[:0])])
     assert len(batch.operations.of(0)) == len(batch.spans.of(0)) == 0
-    assert survey(batch)[0].pipeline is None
+    assert survey_batch(batch)[0].pipeline is None

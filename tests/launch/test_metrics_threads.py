@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.communication.operation_timing import EXACT
-from dtprof.analysis.placed_ranks import read_placed, time_batch
-from dtprof.analysis.rank_reductions import survey
+from dtprof.analysis.map_reduce.placed_ranks import read_placed, time_batch
+from dtprof.analysis.map_reduce.rank_facts import survey_batch
 from dtprof.analysis.steps.step_boundaries import choose_steps, find_steps_of
 from dtprof.intervals import NONE
 from dtprof.job.clock_errors import ONE_CLOCK
@@ -164,7 +164,7 @@ def hold(job: jobs.Job, url: str, *wanted: str) -> str:
 
 def waits(ranks: list[RankTables]) -> list[int]:
     """Return how long each rank waited for the other in collectives, as the summary reckons."""
-    surveys, instances = survey(batch_ranks(ranks)), OperationInstances()
+    surveys, instances = survey_batch(batch_ranks(ranks)), OperationInstances()
     for seen in surveys:
         instances.add(seen.instances)
     found = []

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof.analysis.placed_ranks import RankTiming, read_placed, time_batch
-from dtprof.analysis.rank_reductions import survey
+from dtprof.analysis.map_reduce.placed_ranks import RankTiming, read_placed, time_batch
+from dtprof.analysis.map_reduce.rank_facts import survey_batch
 from dtprof.analysis.steps.step_boundaries import choose_steps, find_steps_of
 from dtprof.intervals import NONE
 from dtprof.job.clock_errors import ONE_CLOCK
@@ -54,7 +54,7 @@ def timed(run: Run) -> Iterator[tuple[RankTables, RankTiming]]:
     """Yield every rank with what the summary takes its figures from."""
     everyone = list(run.load_all())
     instances = OperationInstances()
-    surveys = survey(batch_ranks(everyone))
+    surveys = survey_batch(batch_ranks(everyone))
     for seen in surveys:
         instances.add(seen.instances)
     for tables, seen in zip(everyone, surveys, strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 
 from dtprof.analysis.comparison.comparison_series import measure_run
 from dtprof.analysis.comparison.run_comparison import compare_runs
-from dtprof.analysis.rank_surveys import survey_run
+from dtprof.analysis.map_reduce.survey import survey_run
 from dtprof.analysis.results import Summary
 from dtprof.analysis.whatif.advice import summarise_advised
 from dtprof.job.rank_executor import THIS_PROCESS

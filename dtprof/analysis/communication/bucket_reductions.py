@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import Timing
-from dtprof.analysis.placed_ranks import PlacedBatch, PlacedRank
+from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch, PlacedRank
 from dtprof.analysis.results import CallSiteResult, GroupResult, RepeatedReductions
 from dtprof.columns import distinct
 from dtprof.intervals import Column, Mask

@@ -8,7 +8,7 @@ import numpy as np
 
 from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing
-from dtprof.analysis.placed_ranks import PlacedBatch
+from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch
 from dtprof.analysis.results import CollectiveResult, GroupResult
 from dtprof.columns import begins_of, number_distinct
 from dtprof.intervals import Column, Mask

@@ -12,7 +12,7 @@ import numpy as np
 
 from dtprof.analysis.communication.collective_table import bus_factor, total_bytes
 from dtprof.analysis.communication.operation_timing import Timing
-from dtprof.analysis.placed_ranks import PlacedBatch
+from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch
 from dtprof.analysis.results import PHASES, CallLine, CallSiteResult, MessageSizes, PhaseCommunication, Summary
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.columns import number_distinct

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from dtprof.analysis.placed_ranks import PlacedBatch
+from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch
 from dtprof.analysis.results import ExchangeBalance, ExchangeMember, GroupResult
 from dtprof.columns import distinct
 from dtprof.intervals import Column, Mask

@@ -18,7 +18,7 @@ import numpy as np
 from dtprof.analysis.communication.bucket_reductions import DDP
 from dtprof.analysis.communication.communication_sites import phases_of_operations
 from dtprof.analysis.communication.operation_timing import Timing
-from dtprof.analysis.placed_ranks import PlacedBatch
+from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch
 from dtprof.analysis.results import CallLine, GroupResult, SerialisedCollectives
 from dtprof.columns import number_alike
 from dtprof.intervals import Column, Mask

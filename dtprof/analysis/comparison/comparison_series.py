@@ -12,11 +12,12 @@ import numpy as np
 
 from dtprof.analysis.communication.operation_timing import split_blocked
 from dtprof.analysis.comparison.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
+from dtprof.analysis.map_reduce.placed_ranks import RankTiming, time_batch
+from dtprof.analysis.map_reduce.rank_facts import RankFacts
+from dtprof.analysis.map_reduce.reduction_tasks import RankTask, part_ranks
+from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.metric_registry import unit_of
 from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_bubbles
-from dtprof.analysis.placed_ranks import RankTiming, time_batch
-from dtprof.analysis.rank_reductions import RankFacts
-from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import EXACT, Timing
-from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank
+from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch, SteppedRank
 from dtprof.analysis.results import CriticalPathResult, PathOperation, PathRank
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.columns import begins_of

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dtprof.analysis.map_reduce.rank_facts import RankFacts
 from dtprof.analysis.memory.rank_memory import find_fragmentation, find_largest
-from dtprof.analysis.rank_reductions import RankFacts
 from dtprof.analysis.steps.phase_series import StepPhases
 from dtprof.columns import distinct
 from dtprof.intervals import Column

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.analysis.placed_ranks import PlacedRank
+from dtprof.analysis.map_reduce.placed_ranks import PlacedRank
 from dtprof.analysis.steps.step_partition import partition_phases
 from dtprof.columns import distinct
 from dtprof.intervals import Column

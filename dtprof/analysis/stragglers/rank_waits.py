@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import EXACT, Timing
-from dtprof.analysis.placed_ranks import PlacedBatch
+from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.intervals import Column, Intervals, share_out
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dtprof.analysis.blocked_steps import find_blocked_steps
+from dtprof.analysis.map_reduce.blocked_steps import find_blocked_steps
+from dtprof.analysis.map_reduce.rank_facts import RankFacts
+from dtprof.analysis.map_reduce.reduction_tasks import RankTask, part_ranks
+from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.memory.device_series import samples_each
 from dtprof.analysis.pipeline.slack import Slack
-from dtprof.analysis.rank_reductions import RankFacts
-from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
 from dtprof.analysis.results import StragglerResult
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.throughput import LOST

@@ -12,10 +12,11 @@ import numpy as np
 
 from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing, split_blocked
+from dtprof.analysis.map_reduce.long_log_survey import survey_to_sum
+from dtprof.analysis.map_reduce.placed_ranks import RankTiming, time_batch
+from dtprof.analysis.map_reduce.reduction_tasks import RankTask, part_ranks
+from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.pipeline.bubbles import find_bubbles
-from dtprof.analysis.placed_ranks import RankTiming, time_batch
-from dtprof.analysis.ranged_surveys import survey_to_sum
-from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, part_ranks, survey_run
 from dtprof.analysis.results import BUBBLE, PARTS, PHASES, Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dtprof.analysis.map_reduce.placed_ranks import PlacedRank
+from dtprof.analysis.map_reduce.reduction_tasks import RankTask
 from dtprof.analysis.memory.memory_series import RankMemory, follow_memory
-from dtprof.analysis.placed_ranks import PlacedRank
-from dtprof.analysis.rank_surveys import RankTask
 from dtprof.analysis.steps.phase_series import StepPhases, follow_phases
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, draw_track
 from dtprof.columns import distinct, is_any

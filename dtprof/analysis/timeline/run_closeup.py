@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtprof.analysis.communication.traffic import Traffic, find_traffic
+from dtprof.analysis.map_reduce.long_log_reduction import newest_range
+from dtprof.analysis.map_reduce.long_log_survey import LONG_LOG, survey_to_sum
+from dtprof.analysis.map_reduce.survey import SurveyedRun
 from dtprof.analysis.memory.memory_series import MemorySeries, find_worst
 from dtprof.analysis.pipeline.schedule_chart import PipelineChart, chart_pipeline
-from dtprof.analysis.ranged_reductions import newest_range
-from dtprof.analysis.ranged_surveys import LONG_LOG, survey_to_sum
-from dtprof.analysis.rank_surveys import SurveyedRun
 from dtprof.analysis.results import Summary
 from dtprof.analysis.steps.step_boundaries import agree_on_rule, choose_steps
 from dtprof.analysis.timeline.rank_closeup import CloseupCollector, RankCloseup

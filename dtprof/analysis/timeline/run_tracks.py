@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.analysis.placed_ranks import PlacedRank
+from dtprof.analysis.map_reduce.placed_ranks import PlacedRank
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.columns import distinct, number_alike, number_distinct
 from dtprof.formatting import format_bytes

@@ -6,8 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dtprof.analysis import ranged_surveys
-from dtprof.analysis.rank_surveys import SurveyedRun
+from dtprof.analysis.map_reduce import long_log_survey
+from dtprof.analysis.map_reduce.survey import SurveyedRun
 from dtprof.analysis.steps.step_boundaries import NUMBERED, RankSteps
 from dtprof.job.rank_executor import Executor, map_tasks
 from dtprof.records.rank_log.step_index import StepIndex
@@ -104,7 +104,7 @@ class IndexedRun:
         for index in self.indexes.values():
             own = slice(index.offset - begin, index.offset - begin + len(index.counts))
             counts[own] = np.maximum(counts[own], index.counts)
-        for low, high in ranged_surveys.cut_steps(counts, ranged_surveys.ROWS_AT_ONCE):
+        for low, high in long_log_survey.cut_steps(counts, long_log_survey.ROWS_AT_ONCE):
             yield begin + low, begin + high
 
 
@@ -117,12 +117,12 @@ def index_run(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> Ind
     Returns:
         None where the run is to be read whole: its logs are short, or cannot be read by steps.
     """
-    if not ranks or not isinstance(run, Run) or run.newest is not None or run.longest_log() < ranged_surveys.LONG_LOG:
+    if not ranks or not isinstance(run, Run) or run.newest is not None or run.longest_log() < long_log_survey.LONG_LOG:
         return None
     indexes: dict[int, StepIndex] = {}
     parts = (run.part([rank]) for rank in ranks)
     for rank, index in zip(ranks, map_tasks(executor, _index, parts), strict=True):
-        if index is None or not 0 < index.counts.max(initial=0) <= ranged_surveys.MAX_OF_STEP:
+        if index is None or not 0 < index.counts.max(initial=0) <= long_log_survey.MAX_OF_STEP:
             return None
         indexes[rank] = index
     return IndexedRun(run=run, indexes=indexes)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import NOT_KNOWN, Timing
-from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank
+from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch, SteppedRank
 from dtprof.analysis.results import Timeline, TimelineBar
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.columns import is_among

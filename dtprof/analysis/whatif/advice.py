@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from dtprof.analysis.communication.traffic import Tallies
-from dtprof.analysis.placed_ranks import RankTiming
-from dtprof.analysis.ranged_reductions import newest_range
-from dtprof.analysis.ranged_surveys import survey_to_sum
-from dtprof.analysis.rank_reductions import Reductions
-from dtprof.analysis.rank_surveys import RankTask, SurveyedRun, Surveys, survey_run
-from dtprof.analysis.reduction_tasks import CollectDetails, Found
+from dtprof.analysis.map_reduce.long_log_reduction import newest_range
+from dtprof.analysis.map_reduce.long_log_survey import survey_to_sum
+from dtprof.analysis.map_reduce.placed_ranks import RankTiming
+from dtprof.analysis.map_reduce.rank_sums import Reductions
+from dtprof.analysis.map_reduce.reduction import reduce_run
+from dtprof.analysis.map_reduce.reduction_tasks import CollectDetails, Found, RankTask
+from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.results import MOST_GAIN, Advice, StragglerResult, Summary
-from dtprof.analysis.run_summary import reduce_run, state_summary
+from dtprof.analysis.run_summary import state_summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
 from dtprof.analysis.whatif.fixes import RANK, Fix, describe
 from dtprof.analysis.whatif.prediction import FULL_OVERLAP, MAX_ERROR, NO_GAIN, Prediction, draw_best, predict

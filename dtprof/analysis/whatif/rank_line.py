@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.communication.bucket_reductions import find_superseded
-from dtprof.analysis.placed_ranks import RankTiming
-from dtprof.analysis.rank_surveys import RankTask
+from dtprof.analysis.map_reduce.placed_ranks import RankTiming
+from dtprof.analysis.map_reduce.reduction_tasks import RankTask
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.columns import distinct
 from dtprof.intervals import Column, Mask, near, paint

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from dtprof.analysis.ranged_surveys import survey_to_sum
-from dtprof.analysis.rank_surveys import SurveyedRun, Surveys
-from dtprof.analysis.run_summary import reduce_run
+from dtprof.analysis.map_reduce.long_log_survey import survey_to_sum
+from dtprof.analysis.map_reduce.reduction import reduce_run
+from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
 from dtprof.analysis.whatif import job_graph, pipeline_graph
 from dtprof.analysis.whatif.operation_graph import OperationGraph

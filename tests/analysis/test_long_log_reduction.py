@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dtprof.analysis import ranged_reductions, ranged_surveys
+from dtprof.analysis.map_reduce import long_log_reduction, long_log_survey
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.analysis.timeline.run_closeup import examine
@@ -39,18 +39,18 @@ NUMBERED = (
 def tiny(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Read every run by ranges of a few steps; return the ranges that were summed."""
     ranges: list[tuple[int, int]] = []
-    real = ranged_reductions.reduce_range
+    real = long_log_reduction.reduce_range
 
     def note(task: Any) -> Any:
         ranges.append(task.used.within)
         return real(task)
 
     for module, name, value in (
-        (ranged_surveys, "LONG_LOG", 1),
-        (ranged_surveys, "ROWS_AT_ONCE", 40),
-        (ranged_reductions, "MOST_ROWS", 120),
-        (ranged_reductions, "MIN_ROWS_EACH", 1),
-        (ranged_reductions, "reduce_range", note),
+        (long_log_survey, "LONG_LOG", 1),
+        (long_log_survey, "ROWS_AT_ONCE", 40),
+        (long_log_reduction, "MOST_ROWS", 120),
+        (long_log_reduction, "MIN_ROWS_EACH", 1),
+        (long_log_reduction, "reduce_range", note),
     ):
         monkeypatch.setattr(module, name, value)
     return ranges
@@ -59,7 +59,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def differences(run: Path, ranges: list[tuple[int, int]]) -> dict[str, Any]:
     """Return in what the summary by ranges differs from that of the whole run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranged_surveys, "LONG_LOG", 1 << 40)
+        patch.setattr(long_log_survey, "LONG_LOG", 1 << 40)
         whole = summarise(open_run(run))
     assert not ranges
     found = summarise(open_run(run))
@@ -182,7 +182,7 @@ def test_advice_and_replay_by_ranges_are_those_of_the_whole_run(
     generate(tmp_path / "run", Job(dp=4, tp=2, steps=40, jitter=0.02, slow={3: 1.4}))
     found, graph = summarise_advised(open_run(tmp_path / "run")), read_graph(open_run(tmp_path / "run"))
     assert len(tiny) >= 2
-    monkeypatch.setattr(ranged_surveys, "LONG_LOG", 1 << 40)
+    monkeypatch.setattr(long_log_survey, "LONG_LOG", 1 << 40)
     assert summarise_advised(open_run(tmp_path / "run")).advice == found.advice
     assert found.advice is not None
     whole = read_graph(open_run(tmp_path / "run"))

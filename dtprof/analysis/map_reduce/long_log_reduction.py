@@ -1,4 +1,4 @@
-"""The second map of ranks with long logs: range by range of steps, of all ranks at once, and summed as ranges are done.
+"""The second pass over ranks with long logs: by ranges of steps, of all ranks at once, summed as ranges are done.
 
 Operations are matched within a range and the steps around it: what ranks do together they do in the same step, or in
 one next to it. Messages are matched step by step. An operation that blocks its rank for longer than that counts in the
@@ -14,12 +14,18 @@ import numpy as np
 from dtprof.analysis.communication.collective_table import add_rows
 from dtprof.analysis.communication.communication_sites import add_sites
 from dtprof.analysis.communication.traffic import Tallies, add_lateness, tally_rows
+from dtprof.analysis.map_reduce.long_log_survey import cut_steps
+from dtprof.analysis.map_reduce.rank_sums import RankReduction
+from dtprof.analysis.map_reduce.reduction_tasks import (
+    CollectDetails,
+    DetailedReductions,
+    Found,
+    ReductionTask,
+    reduce_part,
+)
+from dtprof.analysis.map_reduce.step_range_joins import join_reductions
+from dtprof.analysis.map_reduce.survey import StepRanges, Surveys
 from dtprof.analysis.memory.memory_growth import find_growth
-from dtprof.analysis.range_joins import join_reductions
-from dtprof.analysis.ranged_surveys import cut_steps
-from dtprof.analysis.rank_reductions import RankReduction
-from dtprof.analysis.rank_surveys import StepRanges, Surveys
-from dtprof.analysis.reduction_tasks import CollectDetails, DetailedReductions, Found, ReductionTask, reduce_part
 from dtprof.analysis.steps.part_bands import add_parts
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.analysis.timeline.step_timeline import MAX_STEPS

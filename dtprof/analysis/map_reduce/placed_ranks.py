@@ -1,4 +1,4 @@
-"""Batches of ranks for the second map: their operations, blocked time and measured steps.
+"""Batches of ranks for the second pass: their operations, blocked time and measured steps.
 
 Column operations run once per batch, because with few records per rank the calls cost more than the work; a rank with
 many operations is a batch of its own. Rows of one rank follow those of the rank before, with their own times. Intervals

@@ -1,26 +1,17 @@
-"""The first map of all ranks: facts, steps and operation instances, on one clock where that is known."""
+"""The first pass over all ranks: facts, steps and operation instances, on one clock where that is known."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from dtprof.analysis.pipeline.bubbles import (
-    PIPELINE_AXIS,
-    PipelineWindows,
-    RankPipeline,
-    find_windows,
-    place_pipelines,
-)
+from dtprof.analysis.map_reduce.rank_facts import RankFacts, RankSurvey, survey_batch
+from dtprof.analysis.pipeline.bubbles import PIPELINE_AXIS, PipelineWindows, RankPipeline, find_windows, place_pipelines
 from dtprof.analysis.pipeline.inferred_stages import InferredStage
-from dtprof.analysis.placed_ranks import PlacedBatch, read_placed
-from dtprof.analysis.rank_reductions import RankFacts, RankSurvey, survey
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.analysis.steps.throughput import RankConsumption
-from dtprof.intervals import NONE, Intervals
 from dtprof.job.axes import distinct_groups
-from dtprof.job.clock_alignment import Clocks, Marks, find_measured, state_errors, tighten
-from dtprof.job.clock_errors import ClockErrors
+from dtprof.job.clock_alignment import Clocks, Marks, find_measured, tighten
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.device_timeline import place_on_device
 from dtprof.job.groups import Channel
@@ -92,7 +83,7 @@ class StepRanges:
 
 @dataclass(frozen=True, kw_only=True)
 class Surveys:
-    """The results of the first map, on the clock of the reference host as far as clocks are aligned."""
+    """The results of the first pass, on the clock of the reference host as far as clocks are aligned."""
 
     clocks: Clocks
     facts: list[RankFacts] = field(default_factory=list)
@@ -192,70 +183,6 @@ class SurveyTask:
     several_clocks: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankTask:
-    """Ranks to read a second time, with the results of the first pass over them."""
-
-    records: RankRecords
-    clocks: Clocks
-    steps: Mapping[int, RankSteps]  # of these ranks
-    used: MeasuredSteps
-    pipeline_windows: Mapping[int, Intervals]
-    instances: OperationInstances
-    errors: ClockErrors
-
-    def load_each(self) -> Iterator[RankTables]:
-        """Read these ranks, in order, on the clock of the reference as far as clocks are aligned."""
-        return map(self.clocks.align, map(place_on_device, self.records.load_each(self.steps)))
-
-    def read_placed(self) -> Iterator[PlacedBatch]:
-        """Read and place these ranks, in order, as many side by side as are worth it."""
-        return read_placed(
-            self.load_each(),
-            steps=self.steps,
-            used=self.used,
-            instances=self.instances,
-            pipeline_windows=self.pipeline_windows,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankPart:
-    """Some ranks to read a second time."""
-
-    ranks: Sequence[int]
-    channels: Sequence[Channel]  # of their operations
-    task: RankTask
-
-
-def part_ranks(
-    run: SurveyedRun,
-    surveys: Surveys,
-    *,
-    used: MeasuredSteps,
-    steps: Mapping[int, RankSteps],
-    windows: PipelineWindows | None,
-) -> Iterator[RankPart]:
-    """Yield the ranks of a run in the parts in which they were surveyed.
-
-    Parameters:
-        steps: of the ranks to read.
-        windows: of the pipelines; None: bubbles are not asked for.
-    """
-    errors = state_errors(surveys.clocks, surveys.boots)
-    for part, channels in surveys.parts:
-        task = RankTask(
-            records=run.part(part),
-            clocks=surveys.clocks,
-            steps={rank: steps[rank] for rank in part if rank in steps},
-            used=used,
-            pipeline_windows={rank: windows.of(rank) if windows is not None else NONE for rank in part},
-            instances=surveys.instances.of(channels),
-            errors=errors,
-        )
-        yield RankPart(ranks=part, channels=channels, task=task)
-
-
 SurveyOnClocks = Callable[[Clocks, bool, Surveys | None], Surveys | None]
 """Surveys all ranks, given the clocks, whether to collect what tells those of several hosts, and the survey before."""
 
@@ -325,7 +252,7 @@ def survey_ranks(task: SurveyTask) -> Surveys:
         return task.clocks.align(tables)
 
     for batch in batch_in_turn(map(align, map(place_on_device, task.records.load_each(task.ranks)))):
-        for tables, found in zip(batch.tables, survey(batch, several_clocks=task.several_clocks), strict=True):
+        for tables, found in zip(batch.tables, survey_batch(batch, several_clocks=task.several_clocks), strict=True):
             surveys.add(found, surveys.boots[tables.rank])
             surveys.instances.add(found.instances)
     return surveys

@@ -1,7 +1,7 @@
-"""The first map of ranks with long logs: each is read by ranges of steps, and never held whole.
+"""The first pass over ranks with long logs: each is read by ranges of steps, and never held whole.
 
 What is kept of a rank grows with its steps, not with its records. Operations are matched across ranks in the second
-map, range by range (analysis/ranged_reductions.py): no table of them is made here.
+pass, range by range (map_reduce/long_log_reduction.py): no table of them is made here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dtprof.analysis.map_reduce.rank_facts import RankFacts, RankSurvey, state_facts
+from dtprof.analysis.map_reduce.step_range_joins import (
+    OfRange,
+    join_consumption,
+    join_facts,
+    join_pipelines,
+    join_steps,
+)
+from dtprof.analysis.map_reduce.survey import StepRanges, SurveyedRun, Surveys, survey_on_clocks, survey_run
 from dtprof.analysis.memory.memory_formulas import LabelledOperations, ModelShare, find_share, list_labelled
 from dtprof.analysis.memory.memory_growth import JUDGED
 from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, infer_pipeline, may_be_stage
 from dtprof.analysis.pipeline.inferred_stages import NO_PASSES, InferredStage, join_places
-from dtprof.analysis.range_joins import OfRange, join_consumption, join_facts, join_pipelines, join_steps
-from dtprof.analysis.rank_reductions import RankFacts, RankSurvey, state_facts
-from dtprof.analysis.rank_surveys import (
-    StepRanges,
-    SurveyedRun,
-    Surveys,
-    survey_on_clocks,
-    survey_run,
-)
 from dtprof.analysis.steps.step_boundaries import NUMBERED, RULES, RankSteps, find_steps
 from dtprof.analysis.steps.throughput import RankConsumption, find_consumption
 from dtprof.columns import median
@@ -58,7 +58,7 @@ class RangedSurveyTask:
 
 @dataclass(frozen=True, kw_only=True)
 class RangedSurvey(RankSurvey):
-    """The first map of one rank with a long log."""
+    """The first pass over one rank with a long log."""
 
     index: StepIndex
     boot_id: str  # as recorded

@@ -12,9 +12,10 @@ from dtprof.analysis.communication.bucket_reductions import add_bucket_sums
 from dtprof.analysis.communication.exchange_balance import join_exchanges
 from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums
 from dtprof.analysis.critical_path.longest_path import join_paths
+from dtprof.analysis.map_reduce.rank_facts import RankFacts
+from dtprof.analysis.map_reduce.rank_sums import RankReduction
 from dtprof.analysis.memory.rank_memory import find_categories, find_peak
 from dtprof.analysis.pipeline.bubbles import RankPipeline, keep_some_actions
-from dtprof.analysis.rank_reductions import RankFacts, RankReduction
 from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.analysis.steps.throughput import RankConsumption, Sharing
 from dtprof.analysis.stragglers.rank_waits import RankWaits

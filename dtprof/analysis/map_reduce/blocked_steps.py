@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import Timing, split_blocked
-from dtprof.analysis.placed_ranks import PlacedBatch, time_batch
+from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch, time_batch
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps
 from dtprof.analysis.stragglers.rank_waits import RankWaits, collect_waits
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate, union
