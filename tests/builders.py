@@ -380,6 +380,9 @@ class MemoryRun:
         """Return the clocks measured, by host."""
         return self.clocks
 
+    def on_disk(self) -> None:
+        """Return None: it lies in memory."""
+
     def part(self, ranks: Sequence[int]) -> "MemoryRun":
         """Return the run with some of its ranks."""
         return MemoryRun([self._tables[rank, attempt] for rank in ranks for attempt, _ in self.folders[rank]])

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from dtprof.analysis.map_reduce.rank_facts import RankFacts
-from dtprof.analysis.map_reduce.rank_sums import RankReduction
+from dtprof.analysis.map_reduce.rank_sums import RankReduction, Reductions
+from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys
 from dtprof.analysis.memory.memory_formulas import TOLERANCE, activation_bytes
 from dtprof.analysis.pipeline.bubbles import NO_PIPELINE
-from dtprof.analysis.results import CollectiveResult
+from dtprof.analysis.recoveries import describe_attempts
+from dtprof.analysis.results import CollectiveResult, Summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps
 from dtprof.formatting import format_ns, list_ranks, plural
 from dtprof.job.clock_alignment import Clocks, worst_error_ns
@@ -23,45 +25,41 @@ IDLE = "idle"
 
 
 def list_caveats(
+    run: SurveyedRun,
+    surveys: Surveys,
+    reduced: Reductions,
+    summary: Summary,
     *,
-    facts: Sequence[RankFacts],
-    reductions: Sequence[RankReduction],
-    any_operations: bool,  # in the measured steps
     used: MeasuredSteps,
-    collectives: Sequence[CollectiveResult],
-    missing: Sequence[int],
-    one_clock: bool,
-    run_problems: Sequence[str],
-    stale: Sequence[int],
-    restarts: Sequence[str],
-    pipeline: Sequence[str],
-    throughput: Sequence[str],
-    stragglers: Sequence[str],
-    clocks: Clocks,
-    boots: Mapping[int, str],
-    devices: Sequence[str] = (),
-    lacks: Sequence[str] = (),
-    unlisted: int = 0,  # rows of the table of collectives
+    devices: Sequence[str],
+    unlisted: int,
+    of_figures: Sequence[str],
 ) -> tuple[str, ...]:
     """Return every reason why a figure is missing or may be wrong, gravest first.
 
     What the format of an imported run lacks stands for whatever else is said of the same subject.
+
+    Parameters:
+        summary: of which the operations and the attempts are stated.
+        devices, of_figures: caveats of the clocks of devices, and of pipelines, throughput and stragglers.
+        unlisted: rows of the table of collectives.
     """
+    facts, reductions, lacks = surveys.facts, reduced.ranks, run.manifest.cannot_tell
+    clock_error_ns = worst_error_ns(surveys.clocks, surveys.boots.values())
+    restarts = describe_attempts(run, summary.recoveries)
     subjects = {reason.partition(":")[0] for reason in lacks} - {"run", "collectives", "steps"}
     found = (
-        *_of_records(facts, missing, run_problems, stale, restarts),
+        *_of_records(facts, summary.missing_ranks, run.problems, summary.left_out_ranks, restarts),
         *used.caveats,
-        *_of_clocks(one_clock, clocks, boots),
-        *_of_uncertain_waits(facts, reductions, collectives, worst_error_ns(clocks, boots.values())),
+        *_of_clocks(surveys.one_clock, surveys.clocks, surveys.boots),
+        *_of_uncertain_waits(facts, reductions, summary.collectives, clock_error_ns),
         *_of_devices(facts),
         *devices,
-        *_of_operations(facts, reductions, collectives, any_operations=any_operations),
+        *_of_operations(facts, reductions, summary.collectives, any_operations=bool(reduced.rows)),
         *([f"collectives: {plural(unlisted, 'more row')} of less cost not listed, nor all groups"] if unlisted else ()),
         *_of_forward(facts),
         *_of_memory(facts),
-        *pipeline,
-        *throughput,
-        *stragglers,
+        *of_figures,
         *_never_recorded(used, facts, reductions),
     )
     return (*lacks, *(caveat for caveat in found if caveat.partition(":")[0] not in subjects))

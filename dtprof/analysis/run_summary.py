@@ -5,12 +5,14 @@ Of a long log what is held grows with its steps, not with its records.
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from dtprof.analysis.caveats import list_caveats
 from dtprof.analysis.communication.bucket_reductions import find_repeated
-from dtprof.analysis.communication.collective_table import MAX_LISTED, add_rows, list_collectives, name_axes
+from dtprof.analysis.communication.collective_table import MAX_LISTED, RowKey, add_rows, list_collectives, name_axes
 from dtprof.analysis.communication.communication_sites import list_sites, list_sizes, sum_by_phase
 from dtprof.analysis.communication.exchange_balance import measure_balance
 from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
@@ -27,13 +29,14 @@ from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys
 from dtprof.analysis.memory.device_use import measure_use
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.memory.rank_memory import find_fragmentation
-from dtprof.analysis.pipeline.bubbles import measure_pipelines
+from dtprof.analysis.pipeline.bubbles import PipelineWindows, measure_pipelines
 from dtprof.analysis.rank_exits import describe_end
-from dtprof.analysis.recoveries import describe_attempts, find_recoveries
+from dtprof.analysis.recoveries import find_recoveries
 from dtprof.analysis.results import (
     BUBBLE,
     DEVICE,
     HOST,
+    CollectiveResult,
     CriticalPathResult,
     DeviceTimes,
     GroupResult,
@@ -57,8 +60,9 @@ from dtprof.intervals import Column
 from dtprof.job.clock_alignment import ClockResult, list_clocks, worst_error_ns
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
+from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.nodes.sampled_lines import read_hot_lines
-from dtprof.records.tables import Group
+from dtprof.records.tables import Array, Group
 
 
 def summarise(run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
@@ -89,40 +93,110 @@ def summarise_closely(
     return state_summary(run, surveys, reduced, used=used), reduced.details
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReducedRun:
+    """A run after both passes, and what several parts of its summary need."""
+
+    run: SurveyedRun
+    surveys: Surveys
+    reduced: Reductions
+    used: MeasuredSteps
+
+    @cached_property
+    def steps(self) -> Mapping[int, RankSteps]:
+        """The steps of each rank, by one rule."""
+        return agree_on_rule(self.surveys.steps)
+
+    @cached_property
+    def windows(self) -> PipelineWindows:
+        """When each pipeline ran."""
+        return self.surveys.pipeline_windows(self.used)
+
+    @cached_property
+    def durations(self) -> Column:
+        """The durations of the measured steps of all ranks."""
+        return list_durations(self.steps.values(), self.used)
+
+    @property
+    def step_ns(self) -> int | None:
+        """The median of these."""
+        return int(median(self.durations)) if len(self.durations) else None
+
+    @property
+    def num_steps(self) -> int:
+        """The number of measured steps."""
+        return self.used.last - self.used.first + 1 if self.used.known else 0
+
+    @cached_property
+    def rows(self) -> dict[RowKey, Array]:
+        """The sums of operations, those included of which only sums are left."""
+        rows = dict(self.reduced.rows)
+        add_rows(rows, self.reduced.dropped)
+        return rows
+
+    @cached_property
+    def groups(self) -> tuple[GroupResult, ...]:
+        """The process groups; of very many some, those of the listed collectives first."""
+        rows = self._unnamed_collectives
+        return _list_groups(self.surveys.facts, first={row.group for row in rows} if len(rows) == MAX_LISTED else ())
+
+    @cached_property
+    def collectives(self) -> tuple[CollectiveResult, ...]:
+        """The costliest collectives, with the axes of their groups."""
+        return name_axes(self._unnamed_collectives, self.groups)
+
+    @cached_property
+    def _unnamed_collectives(self) -> tuple[CollectiveResult, ...]:
+        return list_collectives(self.rows)
+
+    @cached_property
+    def nodes(self) -> Sequence[NodeSamples]:
+        """The samples of the nodes whose devices ranks compute on."""
+        return read_device_nodes(self.run, self.surveys.facts)
+
+
 def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, used: MeasuredSteps) -> Summary:
     """Return the summary of a run from its reduced ranks over these steps; reads no record."""
-    chosen = newest_ranks(run.folders)
-    facts, pipelines, clocks, one_clock = surveys.facts, surveys.pipelines, surveys.clocks, surveys.one_clock
-    steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(used)
-    reductions = reduced.ranks
-    sums = dict(reduced.rows)
-    add_rows(sums, reduced.dropped)
-    missing = surveys.missing
-    stale = tuple(sorted(set(run.folders) - set(chosen)))
-    durations = list_durations(steps.values(), used)
-    step_ns = int(median(durations)) if len(durations) else None
-    collectives = list_collectives(sums)
-    num_steps = used.last - used.first + 1 if used.known else 0
-    sites = list_sites(reduced.sites, num_steps=num_steps, num_ranks=len(facts))
-    groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
-    collectives = name_axes(collectives, groups)
-    pipeline, pipeline_caveats = measure_pipelines(list(pipelines.values()), windows, used)
-    nodes = read_device_nodes(run, facts)
-    stragglers, straggler_caveats = name_stragglers(
-        run, surveys, [reduction.waits for reduction in reductions], used=used, nodes=nodes
-    )
-    waited_for = [own.waits.by_culprit() if own.waits is not None else None for own in reductions]
-    # A rank waits for members of its groups: few pairs of many ranks. Where they are too many, none is listed.
-    if sum(map(len, filter(None, waited_for))) > MAX_PAIRED**2:
-        waited_for = [None] * len(waited_for)
-    ranks = tuple(
-        _rank_result(fact, reduction, run, waited_for_ns=waited, knows_bubble=fact.rank not in windows.unknown)
-        for fact, reduction, waited in zip(facts, reductions, waited_for, strict=True)
-    )
-    recoveries = find_recoveries(run)
+    case = ReducedRun(run=run, surveys=surveys, reduced=reduced, used=used)
+    waits = [reduction.waits for reduction in reduced.ranks]
+    pipeline, pipeline_caveats = measure_pipelines(list(surveys.pipelines.values()), case.windows, used)
     throughput, throughput_caveats = measure_throughput(
-        steps, surveys.consumed, surveys.distinct_groups(), used, incomplete=surveys.incomplete
+        case.steps, surveys.consumed, surveys.distinct_groups(), used, incomplete=surveys.incomplete
     )
+    stragglers, straggler_caveats = name_stragglers(run, surveys, waits, used=used, nodes=case.nodes)
+    summary = _state_job(case)
+    for state in (_state_steps, _state_communication, _state_hardware):
+        summary = state(case, summary)
+    return replace(
+        summary,
+        pipeline=pipeline,
+        throughput=throughput,
+        stragglers=stragglers if summary.collectives or surveys.world_size < 2 else None,
+        uneven_input=find_uneven_input(
+            case.steps,
+            surveys.consumed,
+            waits,
+            used,
+            width=bin_width(case.num_steps, len(surveys.facts)),
+            step_ns=case.step_ns,
+        ),
+        cannot_tell=list_caveats(
+            run,
+            surveys,
+            reduced,
+            summary,
+            used=used,
+            devices=list_losses(case.nodes),
+            unlisted=max(0, len(case.rows) - MAX_LISTED),
+            of_figures=(*pipeline_caveats, *throughput_caveats, *straggler_caveats),
+        ),
+    )
+
+
+def _state_job(case: ReducedRun) -> Summary:
+    """State the job, how much of it was recorded and on which clocks, its groups and its operations."""
+    run, surveys, facts = case.run, case.surveys, case.surveys.facts
+    missing = surveys.missing
     return Summary(
         run=run.name,
         command=run.manifest.command,
@@ -133,88 +207,86 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
         hook=_hook(facts),
         complete=not missing and not run.problems and bool(facts) and all(map(_is_complete, facts)),
         missing_ranks=missing,
-        left_out_ranks=stale,
+        left_out_ranks=tuple(sorted(set(run.folders) - set(newest_ranks(run.folders)))),
         dropped_events=sum(fact.dropped_events for fact in facts),
         events=sum(fact.events for fact in facts),
-        clock_error_ns=worst_error_ns(clocks, surveys.boots.values()) if one_clock else None,
+        clock_error_ns=worst_error_ns(surveys.clocks, surveys.boots.values()) if surveys.one_clock else None,
         wall_ns=_wall_ns(facts),
-        overhead=_overhead(facts, reductions),
-        groups=groups,
-        steps=Steps(
-            count=used.count,
-            used=(used.first, used.last) if used.known else None,
-            duration_ns=_spread(durations),
-        ),
-        step_series=tuple(_series(own) for own in steps.values() if len(own.numbers)),
-        ranks=ranks,
-        lateness=list_lateness(reduced.lateness),
-        part_bands=list_bands(ranks, reduced.step_parts),
-        collectives=collectives,
-        pipeline=pipeline,
-        stragglers=stragglers if collectives or surveys.world_size < 2 else None,
-        uneven_input=find_uneven_input(
-            steps,
-            surveys.consumed,
-            [reduction.waits for reduction in reductions],
-            used,
-            width=bin_width(num_steps, len(facts)),
-            step_ns=step_ns,
-        ),
-        hot_lines=read_hot_lines(run.path),
-        timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
-        cannot_tell=list_caveats(
-            facts=facts,
-            reductions=reductions,
-            any_operations=bool(reduced.rows),
-            used=used,
-            collectives=collectives,
-            missing=missing,
-            one_clock=one_clock,
-            run_problems=run.problems,
-            stale=stale,
-            restarts=describe_attempts(run, recoveries),
-            pipeline=pipeline_caveats,
-            throughput=throughput_caveats,
-            stragglers=straggler_caveats,
-            devices=list_losses(nodes),
-            clocks=clocks,
-            boots=surveys.boots,
-            lacks=run.manifest.cannot_tell,
-            unlisted=max(0, len(sums) - MAX_LISTED),
-        ),
-        # Replicas wait for each other outside the records, if at all.
-        critical_path=_critical_path(reductions) if run.manifest.replicas == 1 else None,
-        call_sites=sites,
-        communication_phases=sum_by_phase(reduced.sites, num_steps=num_steps, num_ranks=len(facts)),
-        message_sizes=list_sizes(reduced.sites, num_steps=num_steps, num_ranks=len(facts)),
-        small_messages=find_small_messages(
-            collectives,
-            sites,
-            num_steps=num_steps,
-            step_ns=step_ns,
-        ),
-        throughput=throughput,
-        repeated_reductions=find_repeated(
-            [reduction.buckets for reduction in reductions],
-            groups,
-            sites,
-            num_steps=num_steps,
-            step_ns=step_ns,
-        ),
-        serialised=find_serialised(
-            [reduction.serialised for reduction in reductions],
-            groups,
-            num_steps=num_steps,
-            step_ns=step_ns,
-        ),
-        exchanges=measure_balance({reduction.rank: reduction.exchanges for reduction in reductions}, groups),
+        overhead=_overhead(facts, case.reduced.ranks),
         clocks=_list_clocks(surveys),
         device=_device_times(facts),
-        memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
-        headroom=find_headroom(run.node_memory()),
-        gpus=measure_use(nodes, _ranks_by_device(surveys)),
+        groups=case.groups,
+        collectives=case.collectives,
         replicas=run.manifest.replicas,
-        recoveries=recoveries,
+        recoveries=find_recoveries(run),
+        steps=Steps(
+            count=case.used.count,
+            used=(case.used.first, case.used.last) if case.used.known else None,
+            duration_ns=_spread(case.durations),
+        ),
+        step_series=(),
+        ranks=(),
+        stragglers=None,
+        timeline=None,
+        cannot_tell=(),
+    )
+
+
+def _state_steps(case: ReducedRun, summary: Summary) -> Summary:
+    """State where the time of steps goes, rank by rank."""
+    reductions = case.reduced.ranks
+    waited_for = [own.waits.by_culprit() if own.waits is not None else None for own in reductions]
+    # A rank waits for members of its groups: few pairs of many ranks. Where they are too many, none is listed.
+    if sum(map(len, filter(None, waited_for))) > MAX_PAIRED**2:
+        waited_for = [None] * len(waited_for)
+    ranks = tuple(
+        _rank_result(
+            fact, reduction, case.run, waited_for_ns=waited, knows_bubble=fact.rank not in case.windows.unknown
+        )
+        for fact, reduction, waited in zip(case.surveys.facts, reductions, waited_for, strict=True)
+    )
+    return replace(
+        summary,
+        step_series=tuple(_series(own) for own in case.steps.values() if len(own.numbers)),
+        ranks=ranks,
+        part_bands=list_bands(ranks, case.reduced.step_parts),
+        hot_lines=read_hot_lines(case.run.path),
+        timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
+        # Replicas wait for each other outside the records, if at all.
+        critical_path=_critical_path(reductions) if case.run.manifest.replicas == 1 else None,
+    )
+
+
+def _state_communication(case: ReducedRun, summary: Summary) -> Summary:
+    """State which lines, phases and sizes communicate, who comes late, and what communication could be spared."""
+    reductions, groups = case.reduced.ranks, case.groups
+    num_steps, step_ns, num_ranks = case.num_steps, case.step_ns, len(case.surveys.facts)
+    sites = list_sites(case.reduced.sites, num_steps=num_steps, num_ranks=num_ranks)
+    return replace(
+        summary,
+        lateness=list_lateness(case.reduced.lateness),
+        call_sites=sites,
+        communication_phases=sum_by_phase(case.reduced.sites, num_steps=num_steps, num_ranks=num_ranks),
+        message_sizes=list_sizes(case.reduced.sites, num_steps=num_steps, num_ranks=num_ranks),
+        small_messages=find_small_messages(case.collectives, sites, num_steps=num_steps, step_ns=step_ns),
+        repeated_reductions=find_repeated(
+            [reduction.buckets for reduction in reductions], groups, sites, num_steps=num_steps, step_ns=step_ns
+        ),
+        serialised=find_serialised(
+            [reduction.serialised for reduction in reductions], groups, num_steps=num_steps, step_ns=step_ns
+        ),
+        exchanges=measure_balance({reduction.rank: reduction.exchanges for reduction in reductions}, groups),
+    )
+
+
+def _state_hardware(case: ReducedRun, summary: Summary) -> Summary:
+    """State how memory and devices are used."""
+    facts = case.surveys.facts
+    return replace(
+        summary,
+        headroom=find_headroom(case.run.node_memory()),
+        gpus=measure_use(case.nodes, _ranks_by_device(case.surveys)),
+        memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
     )
 
 

@@ -309,6 +309,9 @@ class LiveWindow:
         """Return the newest records of ranks."""
         return map(self.load, ranks)
 
+    def on_disk(self) -> None:
+        """Return None: only the newest steps are at hand."""
+
     def part(self, _ranks: Sequence[int], /) -> "LiveWindow":
         """Return the records of some ranks: all are at hand."""
         return self

@@ -16,7 +16,7 @@ from dtprof.analysis.communication.collective_table import add_rows
 from dtprof.analysis.communication.communication_sites import add_sites
 from dtprof.analysis.map_reduce.rank_facts import RankFacts
 from dtprof.analysis.map_reduce.rank_sums import RankReduction, Reductions
-from dtprof.analysis.map_reduce.reduction import reduce_run
+from dtprof.analysis.map_reduce.reduction import SUMS_ALONE, reduce_run
 from dtprof.analysis.map_reduce.reduction_tasks import DetailedReductions
 from dtprof.analysis.map_reduce.step_range_joins import (
     Found,
@@ -162,7 +162,7 @@ def _list_new(stepping: Sequence[RankSteps], window: LiveWindow, *, after: int) 
 
 def _fold(records: LiveWindow, surveys: Surveys, first: int, last: int) -> _Fold:
     used = MeasuredSteps(count=last, first=first, last=last, warm_up=0, caveats=())
-    reduced: DetailedReductions[None] = reduce_run(records, THIS_PROCESS, surveys=surveys, used=used, draws=False)
+    reduced: DetailedReductions[None] = reduce_run(records, THIS_PROCESS, surveys=surveys, used=used, detail=SUMS_ALONE)
     return _Fold(first=first, last=last, surveys=surveys, reduced=reduced)
 
 

@@ -199,6 +199,10 @@ class Run:
         """Read the known mappings of host clocks to that of the reference host."""
         return host_clocks(self.path)
 
+    def on_disk(self) -> "Run | None":
+        """Return the run where any range of its steps can be read; None where only the newest are."""
+        return self if self.newest is None else None
+
     def part(self, ranks: Iterable[int]) -> "Run":
         """Return the run with only the records of some ranks, to send to another process."""
         folders = {rank: [(number, path.absolute()) for number, path in self.folders[rank]] for rank in ranks}

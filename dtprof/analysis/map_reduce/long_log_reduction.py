@@ -86,7 +86,6 @@ class _Loaded:
 
 
 def reduce_by_ranges(
-    run: Run,
     executor: Executor,
     *,
     surveys: Surveys,
@@ -106,7 +105,7 @@ def reduce_by_ranges(
         max_bars, width, max_hops, collect: as of ReductionTask.
     """
     task = RangeTask(
-        records=run,
+        records=ranges.run,
         ranges={},
         device_error_ns={rank: index.device_error_ns for rank, index in ranges.indexes.items()},
         clocks=surveys.clocks,

@@ -237,6 +237,12 @@ def _join_all_steps(parts: Sequence[OfRange[RankSteps]]) -> RankSteps:
     return replace(joined, count=max(one.found.count for one in of_rule))
 
 
+def find_long_logs(run: SurveyedRun) -> Run | None:
+    """Return the run if some of its logs are long enough to be read by ranges of steps."""
+    whole = run.on_disk()
+    return whole if whole is not None and whole.longest_log() >= LONG_LOG else None
+
+
 def survey_to_sum(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> Surveys:
     """Survey all ranks for `run_summary.reduce_run` alone: of a run with long logs by ranges of steps, where it can be.
 
@@ -245,8 +251,9 @@ def survey_to_sum(run: SurveyedRun, ranks: Sequence[int], executor: Executor) ->
         ranks: to survey.
         executor: what surveys the parts.
     """
-    if ranks and isinstance(run, Run) and run.newest is None and run.longest_log() >= LONG_LOG:
-        found = _survey_by_ranges(run, ranks, executor)
+    whole = find_long_logs(run)
+    if ranks and whole is not None:
+        found = _survey_by_ranges(whole, ranks, executor)
         if found is not None:
             return found
     return survey_run(run, ranks, executor)
@@ -281,7 +288,9 @@ def _survey_on(
     surveys = Surveys(
         clocks=clocks,
         ranges=StepRanges(
-            indexes={own.facts.rank: own.index for own in found}, memory={own.facts.rank: own.memory for own in found}
+            run=run,
+            indexes={own.facts.rank: own.index for own in found},
+            memory={own.facts.rank: own.memory for own in found},
         ),
     )
     for own in found:

@@ -1,5 +1,7 @@
 """The second pass over all ranks of a run: its measured steps summed up, rank by rank or range by range of steps."""
 
+from dataclasses import dataclass
+
 from dtprof.analysis.communication.traffic import tally_lateness
 from dtprof.analysis.critical_path.longest_path import MAX_ROWS
 from dtprof.analysis.map_reduce.long_log_reduction import reduce_by_ranges
@@ -16,7 +18,19 @@ from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule
 from dtprof.analysis.stragglers.straggler_ranks import bin_width
 from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS
 from dtprof.job.rank_executor import Executor, map_tasks
-from dtprof.records.reader import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """What is kept beside the sums; timeline and critical path where all ranks are on one clock."""
+
+    timeline: bool = True
+    critical_path: bool = True
+    lateness: bool = True  # of ranges of steps it is always counted
+
+
+ALL_DETAIL = Detail()
+SUMS_ALONE = Detail(timeline=False, critical_path=False, lateness=False)
 
 
 def reduce_run(
@@ -26,24 +40,16 @@ def reduce_run(
     surveys: Surveys,
     used: MeasuredSteps,
     make_collector: MakeCollector[Found] | None = None,
-    draws: bool = True,
+    detail: Detail = ALL_DETAIL,
 ) -> DetailedReductions[Found]:
-    """Sum up the measured steps of the ranks that are surveyed.
-
-    Parameters:
-        draws: keep what the timeline, the critical path and lateness are made of.
-    """
+    """Sum up the measured steps of the ranks that are surveyed."""
     num_ranks = len(surveys.facts)
-    tallies = draws
     steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(used)
-    draws = draws and surveys.one_clock
-    max_bars = _max_bars(num_ranks) if draws and used.known else 0
+    max_bars = _max_bars(num_ranks) if detail.timeline and surveys.one_clock and used.known else 0
     width = bin_width(used.last - used.first + 1, num_ranks)
-    max_hops = MAX_ROWS // max(1, num_ranks) if draws else 0
+    max_hops = MAX_ROWS // max(1, num_ranks) if detail.critical_path and surveys.one_clock else 0
     if surveys.ranges is not None:
-        assert isinstance(run, Run)
         return reduce_by_ranges(
-            run,
             executor,
             surveys=surveys,
             ranges=surveys.ranges,
@@ -69,7 +75,7 @@ def reduce_run(
     for found in map_tasks(executor, reduce_part, tasks):
         reduced.join(found)
         reduced.details.extend(found.details)
-    if tallies:
+    if detail.lateness:
         reduced.lateness = tally_lateness(surveys.instances)
     return reduced
 

@@ -21,6 +21,7 @@ from dtprof.job.world_size import resolve_world_size
 from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.rank_log.step_index import StepIndex
+from dtprof.records.reader import Run
 from dtprof.records.tables import Group, Manifest, NodeMemory, ProcessExit, RankTables
 
 
@@ -57,6 +58,9 @@ class SurveyedRun(RankRecords, Protocol):
     def folders(self) -> Mapping[int, Sequence[tuple[int, Path]]]:
         """(attempt, folder) of every rank, ascending."""
 
+    def on_disk(self) -> Run | None:
+        """Return the run where any range of its steps can be read; None where only the newest are at hand."""
+
     def part(self, ranks: Sequence[int], /) -> RankRecords:
         """Return the records of some ranks: picklable, and little more than where they lie."""
 
@@ -77,6 +81,7 @@ class SurveyedRun(RankRecords, Protocol):
 class StepRanges:
     """What it takes to read ranks with long logs by ranges of steps."""
 
+    run: Run
     indexes: Mapping[int, StepIndex]  # by rank
     memory: Mapping[int, RankTables]  # by rank: the samples alone that tell whether memory grows
 

@@ -147,9 +147,9 @@ def _read_chosen(
 
 def _indexed(detail: RunDetail) -> IndexedRun:
     """Return where the records of each step of a run lie that has been read by ranges of steps."""
-    assert isinstance(detail.run, Run)
-    assert detail.surveys.ranges is not None
-    return IndexedRun(run=detail.run, indexes=detail.surveys.ranges.indexes)
+    ranges = detail.surveys.ranges
+    assert ranges is not None
+    return IndexedRun(run=ranges.run, indexes=ranges.indexes)
 
 
 def _read_detail(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> RunDetail:

@@ -117,15 +117,16 @@ def index_run(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> Ind
     Returns:
         None where the run is to be read whole: its logs are short, or cannot be read by steps.
     """
-    if not ranks or not isinstance(run, Run) or run.newest is not None or run.longest_log() < long_log_survey.LONG_LOG:
+    whole = long_log_survey.find_long_logs(run)
+    if not ranks or whole is None:
         return None
     indexes: dict[int, StepIndex] = {}
-    parts = (run.part([rank]) for rank in ranks)
+    parts = (whole.part([rank]) for rank in ranks)
     for rank, index in zip(ranks, map_tasks(executor, _index, parts), strict=True):
         if index is None or not 0 < index.counts.max(initial=0) <= long_log_survey.MAX_OF_STEP:
             return None
         indexes[rank] = index
-    return IndexedRun(run=run, indexes=indexes)
+    return IndexedRun(run=whole, indexes=indexes)
 
 
 def _index(part: Run) -> StepIndex | None:

@@ -14,7 +14,7 @@ from dtprof.analysis.map_reduce.long_log_reduction import newest_range
 from dtprof.analysis.map_reduce.long_log_survey import survey_to_sum
 from dtprof.analysis.map_reduce.placed_ranks import RankTiming
 from dtprof.analysis.map_reduce.rank_sums import Reductions
-from dtprof.analysis.map_reduce.reduction import reduce_run
+from dtprof.analysis.map_reduce.reduction import SUMS_ALONE, reduce_run
 from dtprof.analysis.map_reduce.reduction_tasks import CollectDetails, Found, RankTask
 from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.results import MOST_GAIN, Advice, StragglerResult, Summary
@@ -26,7 +26,6 @@ from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
 from dtprof.analysis.whatif.run_graph import IMPORTED_PIPELINE, choose_middle, find_obstacle, join_lines
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
-from dtprof.records.reader import Run
 
 MIN_STEPS = 4
 """Of fewer there is no interval worth its name."""
@@ -127,7 +126,7 @@ def _reduce(
     for (first, last), collector in wanted:
         some = replace(used, first=first, last=last)
         found += reduce_run(
-            run, executor, surveys=surveys, used=some, make_collector=lambda *_, at=collector.at: at, draws=False
+            run, executor, surveys=surveys, used=some, make_collector=lambda *_, at=collector.at: at, detail=SUMS_ALONE
         ).details
     return summed, found
 
@@ -146,17 +145,20 @@ def _replay_without(
         return None
     whole = surveys
     if events > MAX_READ_ONCE_MORE:
-        if not isinstance(run, Run):
+        whole_run = run.on_disk()
+        if whole_run is None:
             return None
         # Twice as many: steps that are not complete are left out, and so is what follows them while caches fill.
-        run = run.only_newest(int(2 * max(RECORDS_OF_LAG, few)))
+        run = whole_run.only_newest(int(2 * max(RECORDS_OF_LAG, few)))
         surveys = survey_run(run, newest_ranks(run.folders), executor)
         used = choose_steps(list(agree_on_rule(surveys.steps).values()))
     first, last = choose_middle(used, whole, most_records=RECORDS_OF_LAG, fewest=MIN_STEPS)
     if last - first + 1 < MIN_STEPS:
         return None
     collector: _Collector[None] = _Collector(lines=LineCollector(first=first, last=last), details=None)
-    reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=lambda *_: collector.at, draws=False)
+    reduced = reduce_run(
+        run, executor, surveys=surveys, used=used, make_collector=lambda *_: collector.at, detail=SUMS_ALONE
+    )
     source = join_lines(run, surveys, [line for line, _ in reduced.details if line is not None], used=used)
     if isinstance(source, str):
         return None

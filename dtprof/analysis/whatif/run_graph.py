@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from dtprof.analysis.map_reduce.long_log_survey import survey_to_sum
-from dtprof.analysis.map_reduce.reduction import reduce_run
+from dtprof.analysis.map_reduce.reduction import SUMS_ALONE, reduce_run
 from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
 from dtprof.analysis.whatif import job_graph, pipeline_graph
@@ -38,7 +38,9 @@ def read_graph(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> Replayabl
     first, last = choose_middle(used, surveys, most_records=MAX_RECORDS, fewest=MIN_STEPS)
     collector = LineCollector(first=first, last=last)
     some = replace(used, first=first, last=last)
-    reduced = reduce_run(run, executor, surveys=surveys, used=some, make_collector=lambda *_: collector.at, draws=False)
+    reduced = reduce_run(
+        run, executor, surveys=surveys, used=some, make_collector=lambda *_: collector.at, detail=SUMS_ALONE
+    )
     return join_lines(run, surveys, reduced.details, used=used)
 
 
