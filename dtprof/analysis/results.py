@@ -244,6 +244,11 @@ class CollectiveResult:
     dropped_records: int = 0  # of all ranks; they are in count and bytes, from anywhere in the run, and in nothing else
     axis: str | None = None  # that it serves, else the description of its group; None: neither is known
 
+    @property
+    def in_flight_ns(self) -> int:
+        """The time in flight of all operations on a rank; 0 where it is not known."""
+        return (self.duration_ns or 0) * self.count
+
 
 @dataclass(frozen=True, kw_only=True)
 class CallLine:

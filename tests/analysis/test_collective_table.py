@@ -1,10 +1,12 @@
 """Wait, transfer, exposed time and bandwidth of operations."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from dtprof.analysis.communication import collective_table
+from dtprof.analysis.communication.collective_table import find_fastest
 from dtprof.analysis.results import CollectiveResult, Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records import schema
@@ -221,3 +223,10 @@ def test_of_very_many_rows_the_costliest_are_listed(monkeypatch: pytest.MonkeyPa
     assert [row.group for row in summary.collectives] == ["g7", "g6", "g5"]
     assert {group.name for group in summary.groups} == {"g7", "g6", "g5"}
     assert any("5 more rows" in caveat for caveat in summary.cannot_tell)
+
+
+def test_a_send_that_is_handed_over_at_once_is_not_the_fastest_operation() -> None:
+    slow = replace(only_row(collective((10, 40), (60, 70), nbytes=1000)), busbw_gb_per_s=1.0)
+    send = replace(slow, op="send", busbw_gb_per_s=90.0)
+    assert find_fastest([send, slow]) == slow
+    assert find_fastest([send]) == send

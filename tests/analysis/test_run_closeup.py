@@ -80,6 +80,7 @@ def test_lateness_is_the_time_from_the_first_to_the_last_arrival() -> None:
     assert (group.group, group.ranks, group.count) == ("0", (0, 1), 4)
     assert group.spread_ns == (50_000, 50_000, 50_000, 50_000)
     assert group.last == {1: 4}
+    assert (group.most_often_last, group.share_last) == (1, 1.0)
 
 
 def test_a_pipeline_is_charted_as_it_ran_and_as_it_was_planned() -> None:
@@ -117,6 +118,9 @@ def test_more_microbatches_change_the_part_of_the_schedule_alone() -> None:
         "8 microbatches": pytest.approx(1 / 9),
         "2 stages a rank, interleaved": pytest.approx(1 / 5),
     }
+    best = closeup.pipeline.changes.best
+    assert best is not None
+    assert (best.what, best.other_fraction) == ("8 microbatches", pytest.approx(0))
 
 
 def test_messages_are_replayed_as_long_as_they_were() -> None:

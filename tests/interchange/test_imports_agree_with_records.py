@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtprof.analysis.communication.collective_table import bus_factor
+from dtprof.analysis.communication.bus_bandwidth import bus_factor
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.interchange.importers.imported_files import import_files

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis.communication.blocked_time import Blocked
+from dtprof.analysis.communication.bus_bandwidth import bus_factor, total_bytes
 from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch
 from dtprof.analysis.results import CollectiveResult, GroupResult
@@ -23,6 +24,8 @@ from dtprof.records.tables import UNKNOWN_NS, Array, join, select
 MAX_LISTED = 1 << 16
 """Rows of the table of collectives, and groups."""
 _ROWS_AT_ONCE = 1 << 16
+HANDED_OVER = "send"
+"""Operations that end before their message has arrived, where a backend buffers messages, as gloo does."""
 
 
 class RowKey(NamedTuple):
@@ -197,20 +200,7 @@ def _mean(total: int, number: int) -> int | None:
     return int(total) // int(number) if number else None
 
 
-def bus_factor(op: str, n: int) -> float | None:
-    """Return the factor from algorithm to bus bandwidth, None where none is defined.
-
-    Source: nccl-tests, doc/PERFORMANCE.md.
-    """
-    if n < 2:
-        return None
-    if op == "all_reduce":
-        return 2 * (n - 1) / n
-    if op in ("reduce_scatter", "all_gather", "all_to_all"):
-        return (n - 1) / n
-    return 1.0 if op in ("broadcast", "reduce", "send", "recv") else None
-
-
-def total_bytes(op: str, nbytes: int, n: int) -> int:
-    """Return S of nccl-tests from the bytes one rank puts in; only all_gather's input is a part of it."""
-    return nbytes * n if op == "all_gather" else nbytes
+def find_fastest(rows: Sequence[CollectiveResult]) -> CollectiveResult:
+    """Return the operation of highest bus bandwidth; a send only where nothing else is known."""
+    arriving = [row for row in rows if row.op != HANDED_OVER] or rows
+    return max(arriving, key=lambda row: row.busbw_gb_per_s or 0)

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from dtprof.analysis.communication.collective_table import bus_factor, total_bytes
+from dtprof.analysis.communication.bus_bandwidth import bus_factor, total_bytes
 from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch
 from dtprof.analysis.results import PHASES, CallLine, CallSiteResult, MessageSizes, PhaseCommunication, Summary

@@ -22,9 +22,20 @@ class Lateness:
 
     group: str
     ranks: tuple[int, ...]
-    last: dict[int, int]  # operations that each rank entered last, more than TICK_NS behind the first
+    last: dict[int, int]  # by rank, ascending: operations that it entered last, more than TICK_NS behind the first
     spread_ns: tuple[int, ...]  # quantiles of the time from first to last: 10, 50, 90, 99 %
     count: int
+
+    @property
+    def most_often_last(self) -> int | None:
+        """The rank that arrives last most often, the lowest of several; None: all arrive together."""
+        return max(self.last, key=self.last.__getitem__, default=None)
+
+    @property
+    def share_last(self) -> float | None:
+        """Its share of the operations that a rank entered late."""
+        rank = self.most_often_last
+        return None if rank is None else self.last[rank] / sum(self.last.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +139,7 @@ def list_lateness(tallies: Tallies) -> tuple[GroupLateness, ...]:
     """Return how late members of each group arrive, the latest group first, and who comes last most often."""
     results = []
     for group in _state_lateness(tallies):
-        rank = max(group.last, key=lambda rank: (group.last[rank], -rank), default=None)
+        rank = group.most_often_last
         p10, median, p90, p99 = group.spread_ns
         results.append(
             GroupLateness(

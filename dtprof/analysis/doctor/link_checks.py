@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from dtprof.analysis.communication.bus_bandwidth import bus_factor
 from dtprof.analysis.doctor.doctor_case import DoctorCase, LaunchFinding, finding, listed
-from dtprof.records.rank_probes import CollectiveTimes
 
 SLOW_SHARE = 0.5
 """Of the rate of the others, below which a link or host is slow."""
@@ -69,7 +69,7 @@ def pair_rates(case: DoctorCase) -> list[PairRate]:
 
 
 def collective_rates(case: DoctorCase) -> list[CollectiveRate]:
-    """Return the bus bandwidth of every collective and size: busbw = S/t * factor, t the median of the repetitions."""
+    """Return the bus bandwidth of every collective and size that has one, t the median of the repetitions."""
     hosts = {probe.rank: probe.host for probe in case.probes}
     return [
         CollectiveRate(
@@ -79,20 +79,12 @@ def collective_rates(case: DoctorCase) -> list[CollectiveRate]:
             ranks=tuple(row.ranks),
             hosts=len({hosts.get(rank) for rank in row.ranks}),
             time_ns=statistics.median(row.times_ns),
-            busbw_gb_per_s=row.nbytes / statistics.median(row.times_ns) * bus_factor(row),
+            busbw_gb_per_s=row.nbytes / statistics.median(row.times_ns) * factor,
             backend=row.backend,
         )
         for row in case.joint.collectives
-        if row.times_ns and len(row.ranks) > 1
+        if row.times_ns and (factor := bus_factor(row.op, len(row.ranks))) is not None
     ]
-
-
-def bus_factor(row: CollectiveTimes) -> float:
-    """Return f of nccl-tests' busbw = S/t * f."""
-    size = len(row.ranks)
-    if row.op == "all_reduce":
-        return 2 * (size - 1) / size
-    return 1.0 if row.op == "broadcast" else (size - 1) / size
 
 
 def slow_links(case: DoctorCase) -> Iterator[LaunchFinding]:

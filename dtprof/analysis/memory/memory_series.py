@@ -27,6 +27,21 @@ class SampleSeries:
     step: Column
     value: Column
 
+    @property
+    def least(self) -> int:
+        """The smallest value."""
+        return int(self.value.min())
+
+    @property
+    def most(self) -> int:
+        """The largest value."""
+        return int(self.value.max())
+
+    @property
+    def last(self) -> int:
+        """The newest value."""
+        return int(self.value[-1])
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:

@@ -34,6 +34,11 @@ class ScheduleChange:
     schedule_fraction: float  # with equal times and free messages
     bubble_fraction: float
 
+    @property
+    def other_fraction(self) -> float:
+        """The bubble of other causes than the schedule."""
+        return max(0.0, self.bubble_fraction - self.schedule_fraction)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
@@ -42,6 +47,12 @@ class Changes:
     found: tuple[ScheduleChange, ...] = ()
     replay_error: float | None = None  # by how much the replay misses the bubble of a step, mean; None: by formula
     message_ns: int | None = None  # between ranks, by which the replay fits
+
+    @property
+    def best(self) -> ScheduleChange | None:
+        """The change that leaves the smallest bubble; None where none makes it smaller."""
+        best = min(self.found, key=lambda change: change.bubble_fraction, default=None)
+        return best if self.found and best is not self.found[0] else None
 
 
 @dataclass(frozen=True, kw_only=True)

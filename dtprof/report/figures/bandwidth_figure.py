@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from dtprof.analysis.communication.collective_table import HANDED_OVER, find_fastest
 from dtprof.analysis.results import CollectiveResult
 from dtprof.formatting import plural
 from dtprof.job.axes import name_groups
@@ -12,8 +13,6 @@ from dtprof.report.figures.plot import new_trace
 
 SPEEDS = (("TB/s", 1e3), ("GB/s", 1.0), ("MB/s", 1e-3), ("kB/s", 1e-6), ("B/s", 1e-9))
 SYMBOLS = {"send": "triangle-up", "recv": "triangle-down", "all_gather": "square", "reduce_scatter": "diamond"}
-HANDED_OVER = "send"
-"""Operations that end before their message has arrived, where a backend buffers messages, as gloo does."""
 
 
 def draw_bandwidth(source: Source) -> Drawing | Nothing:
@@ -59,8 +58,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
         type="log", tickmode="array", tickvals=decades, ticktext=[_name_speed(speed) for speed in decades]
     )
     sends = any(row.op == HANDED_OVER for row in known)
-    arriving = [row for row in known if row.op != HANDED_OVER] or known
-    fastest = max(arriving, key=lambda row: row.busbw_gb_per_s or 0)
+    fastest = find_fastest(known)
     return Drawing(
         plot=figure,
         sentence=f"{plural(len(known), 'operation')} by group and api; the fastest is {fastest.op} of "
@@ -95,8 +93,8 @@ def _name_speed(gb_per_s: float) -> str:
 
 def _size(row: CollectiveResult, known: Sequence[CollectiveResult]) -> float:
     """Return the diameter whose area is proportional to the time in flight."""
-    longest = max((other.duration_ns or 0) * other.count for other in known) or 1
-    return 8 + 20 * float(((row.duration_ns or 0) * row.count / longest) ** 0.5)
+    longest = max(other.in_flight_ns for other in known) or 1
+    return 8 + 20 * float((row.in_flight_ns / longest) ** 0.5)
 
 
 def _describe(row: CollectiveResult, groups: Mapping[str, str]) -> str:

@@ -63,19 +63,6 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
         )
     figure.update_yaxes(type="category", autorange="reversed", ticks="")
     figure.update_xaxes(rangemode="tozero")
-    rows = []
-    for name, group in zip(names, groups, strict=True):
-        late = sum(group.last.values())
-        worst = max(group.last, key=lambda rank: group.last[rank]) if group.last else None
-        rows.append(
-            (
-                name,
-                str(len(group.ranks)),
-                f"{group.count:,}",
-                *(format_duration(value) for value in group.spread_ns),
-                "\u2013" if worst is None else f"rank {worst}, {format_share(group.last[worst] / late)}",
-            )
-        )
     return Drawing(
         plot=figure,
         sentence=f"Half of the operations of {names[0]} have all ranks within "
@@ -83,5 +70,16 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
         f"within {format_duration(groups[0].spread_ns[3])}."
         + (f" {len(groups)} of {len(known_groups):,} groups are drawn." if len(known_groups) > len(groups) else ""),
         columns=("group", "ranks", "operations", *TICKS, "most often last"),
-        rows=tuple(rows),
+        rows=tuple(
+            (
+                name,
+                str(len(group.ranks)),
+                f"{group.count:,}",
+                *(format_duration(value) for value in group.spread_ns),
+                "\u2013"
+                if group.share_last is None
+                else f"rank {group.most_often_last}, {format_share(group.share_last)}",
+            )
+            for name, group in zip(names, groups, strict=True)
+        ),
     )

@@ -44,7 +44,7 @@ def draw_memory_series(source: Source) -> Drawing | Nothing:
     drawn = {
         name: series for name, series in worst_rank.samples.items() if not (on_device and name in _BESIDE_A_DEVICE)
     }
-    largest = [float(series.value.max()) for series in drawn.values()]
+    largest = [series.most for series in drawn.values()]
     unit = choose_unit([*largest, *formulas.values()], SIZES)
     phases = memory.phases
     figure = new_figure(
@@ -79,7 +79,7 @@ def draw_memory_series(source: Source) -> Drawing | Nothing:
                 (
                     events.memory_label(name),
                     str(len(series.value)),
-                    *(format_bytes(value) for value in (series.value.min(), series.value.max(), series.value[-1])),
+                    *(format_bytes(value) for value in (series.least, series.most, series.last)),
                 )
                 for name, series in worst_rank.samples.items()
             ),

@@ -26,8 +26,8 @@ def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
     )  # fmt: skip
     names = [change.what for change in changes]
     parts = (
-        ("schedule", [100 * min(change.schedule_fraction, change.bubble_fraction) for change in changes]),
-        ("other_causes", [100 * max(0.0, change.bubble_fraction - change.schedule_fraction) for change in changes]),
+        ("schedule", [100 * (change.bubble_fraction - change.other_fraction) for change in changes]),
+        ("other_causes", [100 * change.other_fraction for change in changes]),
     )
     legend = {
         "schedule": "schedule" if is_replayed else "schedule, by the formula",
@@ -60,10 +60,9 @@ def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
 
 
 def _describe(changes: Changes) -> str:
-    now, *others = changes.found
-    best = min(others, key=lambda change: change.bubble_fraction, default=now)
+    now, best = changes.found[0], changes.best
     way = "Replayed" if changes.replay_error is not None else "By the formula"
-    if best.bubble_fraction >= now.bubble_fraction:
+    if best is None:
         said = f"{way}, none of these changes makes the bubble of {format_share(now.bubble_fraction)} smaller."
     else:
         said = (
