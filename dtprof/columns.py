@@ -95,6 +95,14 @@ def median(values: npt.ArrayLike) -> float:
     return found
 
 
+def known_medians(table: Floats) -> Floats:
+    """Return the median of each column over its rows that are not NaN; NaN where none is."""
+    known = ~np.isnan(table).all(axis=0)
+    medians = np.full(table.shape[1], np.nan)
+    medians[known] = np.nanmedian(table[:, known], axis=0)
+    return medians
+
+
 def percentiles(values: npt.ArrayLike, percents: Sequence[float]) -> list[float]:
     """Return percentiles of all values, linear between neighbours; NaN of none, and where one is NaN."""
     in_order = np.sort(np.asarray(values, np.float64), axis=None)

@@ -10,6 +10,7 @@ from dtprof.columns import (
     count_alike,
     distinct,
     is_among,
+    known_medians,
     mean_of_each,
     median,
     number_alike,
@@ -77,3 +78,10 @@ def test_medians_are_those_that_numpy_finds(values: list[int]) -> None:
 def test_no_value_and_nan_have_no_median() -> None:
     assert np.isnan(median([]))
     assert np.isnan(median([1.0, float("nan")]))
+
+
+def test_medians_of_a_table_leave_out_what_is_not_known() -> None:
+    nan = float("nan")
+    assert known_medians(np.array([[1.0, nan, nan], [3.0, 5.0, nan]])).tolist() == pytest.approx(
+        [2, 5, nan], nan_ok=True
+    )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dtprof.columns import known_medians
 from dtprof.intervals import Column, Floats
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.tables import Array
@@ -97,17 +98,9 @@ def spread_of(devices: Sequence[DeviceSeries]) -> dict[str, tuple[Floats, dict[s
             columns.setdefault(name, []).append(np.interp(t_ns, at, column[known], left=np.nan, right=np.nan))
     return {
         "least": (t_ns, {name: np.fmin.reduce(values) for name, values in columns.items()}),
-        "median": (t_ns, {name: _median(np.array(values)) for name, values in columns.items()}),
+        "median": (t_ns, {name: known_medians(np.array(values)) for name, values in columns.items()}),
         "most": (t_ns, {name: np.fmax.reduce(values) for name, values in columns.items()}),
     }
-
-
-def _median(columns: Floats) -> Floats:
-    """Return the median of the values that are known, NaN where none is."""
-    known = np.isfinite(columns).any(axis=0)
-    medians = np.full(columns.shape[1], np.nan)
-    medians[known] = np.nanmedian(columns[:, known], axis=0)
-    return medians
 
 
 def extremes_of(column: Floats) -> tuple[float, float, float]:

@@ -99,7 +99,7 @@ def measure_run(summary: Summary, model: ModelShape | None, sequence: int) -> Me
         flops_per_s=rate,
         link_bytes_per_s=None if spans else best,
         network_bytes_per_s=best if spans else None,
-        other_bytes=_median(others),
+        other_bytes=_known_median(others),
         parameters=parameters,
         batch=max(1, round(tokens / sequence)) if tokens else None,
         reason=reason,
@@ -108,23 +108,20 @@ def measure_run(summary: Summary, model: ModelShape | None, sequence: int) -> Me
 
 def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     """Return medians of the measured figures over runs of one cluster."""
-
-    def known_median(values: Iterable[float | None]) -> float | None:
-        return _median([value for value in values if value is not None])
-
     return Calibration(
-        flops_per_s=known_median(run.flops_per_s for run in runs),
-        link_bytes_per_s=known_median(run.link_bytes_per_s for run in runs),
-        network_bytes_per_s=known_median(run.network_bytes_per_s for run in runs),
-        parameters=known_median(run.parameters for run in runs),
+        flops_per_s=_known_median(run.flops_per_s for run in runs),
+        link_bytes_per_s=_known_median(run.link_bytes_per_s for run in runs),
+        network_bytes_per_s=_known_median(run.network_bytes_per_s for run in runs),
+        parameters=_known_median(run.parameters for run in runs),
         batch=next((run.batch for run in runs if run.batch), None),
-        other_bytes=max(0.0, known_median(run.other_bytes for run in runs) or 0.0),
+        other_bytes=max(0.0, _known_median(run.other_bytes for run in runs) or 0.0),
         reasons=tuple(run.reason for run in runs if run.reason),
     )
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return median(values) if values else None
+def _known_median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _count_parameters(summary: Summary) -> float | None:
@@ -165,7 +162,7 @@ def check_plan(summary: Summary, model: ModelShape, cluster: Cluster, *, batch: 
     """Return how far the plan of a run's own layout is off.
 
     Raises:
-        UsageError: the layout of the run is none that can be planned.
+        UsageError: the layout of the run cannot be planned.
     """
     axes = axes_of(summary)
     pipeline = summary.pipeline

@@ -182,9 +182,9 @@ def _join_operation(trace: WindowTrace, tables: RankTables, record_of: Column, n
         op=trace.ops[number],
         count=len(own),
         matched=len(matched),
-        recorded_ns=_median(recorded[both]),
-        traced_ns=_median(traced[both] if both.any() else traced[traced >= 0]),
-        issued_apart_ns=_median(apart),
+        recorded_ns=_median_ns(recorded[both]),
+        traced_ns=_median_ns(traced[both] if both.any() else traced[traced >= 0]),
+        issued_apart_ns=_median_ns(apart),
     )
 
 
@@ -195,7 +195,7 @@ def recorded_duration_ns(records: Array) -> Column:
     return taken
 
 
-def _median(values: Column) -> int | None:
+def _median_ns(values: Column) -> int | None:
     return int(median(values)) if len(values) else None
 
 

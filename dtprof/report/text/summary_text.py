@@ -213,7 +213,9 @@ def _rank_lines(summary: Summary) -> list[str]:
     times = [_values(rank, columns) for rank in ranks]
     if len(measured) > MAX_RANKS:
         names.append(f"median of {format_count(len(measured))}")
-        times.append([_median(column) for column in zip(*(_values(rank, columns) for rank in measured), strict=True)])
+        times.append(
+            [_median_if_known(column) for column in zip(*(_values(rank, columns) for rank in measured), strict=True)]
+        )
     # Each column has its own unit: beside a step in ms, data loading may take us.
     units, numbers = zip(*map(format_times, zip(*times, strict=True)), strict=True)
     rows = [["per step", "step", *(_PART_NAMES.get(part, part) for part in columns)], ["", *units]]
@@ -254,7 +256,7 @@ def _is_worth_a_column(rank: RankResult, part: str) -> bool:
     return spent is None or (rank.step_ns is not None and spent >= 0.0005 * rank.step_ns > 0)
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def _median_if_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if len(known) == len(values) else None
 
