@@ -30,7 +30,7 @@ def list_caveats(
     reduced: Reductions,
     summary: Summary,
     *,
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     devices: Sequence[str],
     unlisted: int,
     of_figures: Sequence[str],
@@ -50,7 +50,7 @@ def list_caveats(
     subjects = {reason.partition(":")[0] for reason in lacks} - {"run", "collectives", "steps"}
     found = (
         *_of_records(facts, summary.missing_ranks, run.problems, summary.left_out_ranks, restarts),
-        *used.caveats,
+        *measured.caveats,
         *_of_clocks(surveys.one_clock, surveys.clocks, surveys.boots),
         *_of_uncertain_waits(facts, reductions, summary.collectives, clock_error_ns),
         *_of_devices(facts),
@@ -60,7 +60,7 @@ def list_caveats(
         *_of_forward(facts),
         *_of_memory(facts),
         *of_figures,
-        *_never_recorded(used, facts, reductions),
+        *_never_recorded(measured, facts, reductions),
     )
     return (*lacks, *(caveat for caveat in found if caveat.partition(":")[0] not in subjects))
 
@@ -205,7 +205,7 @@ def _of_operations(
             "transfers are upper bounds, bandwidths lower ones (the native hook sees each at once)"
         )
     if facts and not any_operations:
-        caveats.append("collectives: none was recorded in the steps used")
+        caveats.append("collectives: none was recorded in the measured steps")
     unobserved = sum(reduction.unobserved for reduction in reductions)
     if unobserved:
         caveats.append(
@@ -317,8 +317,10 @@ def _is_tensor_parallel(fact: RankFacts) -> bool:
     return any(group.axis == "tp" and group.size > 1 for group in fact.groups.values())
 
 
-def _never_recorded(used: MeasuredSteps, facts: Sequence[RankFacts], reductions: Sequence[RankReduction]) -> list[str]:
-    if not used.known:
+def _never_recorded(
+    measured: MeasuredSteps, facts: Sequence[RankFacts], reductions: Sequence[RankReduction]
+) -> list[str]:
+    if not measured.known:
         return ["stragglers: blame is counted per step, and there are no steps"]
     if any((reduction.partition_ns or {}).get("idle") for reduction in reductions):
         return []

@@ -107,7 +107,7 @@ class Throughput:
     mean_tokens_per_s: float | None  # all that the measured steps consumed over their time, as frameworks print it
     mean_samples_per_s: float | None
     first_step: int  # the number of the first of these
-    tokens_per_s_of_steps: tuple[float, ...]  # of each used step; empty where not known
+    tokens_per_s_of_steps: tuple[float, ...]  # of each measured step; empty where not known
     samples_per_s_of_steps: tuple[float, ...]
 
 

@@ -88,9 +88,9 @@ def summarise_closely(
     Parameters:
         make_collector: collects details of ranks, given the channels of their operations; None: no details.
     """
-    used = choose_steps(list(agree_on_rule(surveys.steps).values()))
-    reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=make_collector)
-    return state_summary(run, surveys, reduced, used=used), reduced.details
+    measured = choose_steps(list(agree_on_rule(surveys.steps).values()))
+    reduced = reduce_run(run, executor, surveys=surveys, measured=measured, make_collector=make_collector)
+    return state_summary(run, surveys, reduced, measured=measured), reduced.details
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class ReducedRun:
     run: SurveyedRun
     surveys: Surveys
     reduced: Reductions
-    used: MeasuredSteps
+    measured: MeasuredSteps
 
     @cached_property
     def steps(self) -> Mapping[int, RankSteps]:
@@ -110,12 +110,12 @@ class ReducedRun:
     @cached_property
     def windows(self) -> PipelineWindows:
         """When each pipeline ran."""
-        return self.surveys.pipeline_windows(self.used)
+        return self.surveys.pipeline_windows(self.measured)
 
     @cached_property
     def durations(self) -> Column:
         """The durations of the measured steps of all ranks."""
-        return list_durations(self.steps.values(), self.used)
+        return list_durations(self.steps.values(), self.measured)
 
     @property
     def step_ns(self) -> int | None:
@@ -125,7 +125,7 @@ class ReducedRun:
     @property
     def num_steps(self) -> int:
         """The number of measured steps."""
-        return self.used.last - self.used.first + 1 if self.used.known else 0
+        return self.measured.last - self.measured.first + 1 if self.measured.known else 0
 
     @cached_property
     def rows(self) -> dict[RowKey, Array]:
@@ -155,15 +155,15 @@ class ReducedRun:
         return read_device_nodes(self.run, self.surveys.facts)
 
 
-def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, used: MeasuredSteps) -> Summary:
+def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, measured: MeasuredSteps) -> Summary:
     """Return the summary of a run from its reduced ranks over these steps; reads no record."""
-    case = ReducedRun(run=run, surveys=surveys, reduced=reduced, used=used)
+    case = ReducedRun(run=run, surveys=surveys, reduced=reduced, measured=measured)
     waits = [reduction.waits for reduction in reduced.ranks]
-    pipeline, pipeline_caveats = measure_pipelines(list(surveys.pipelines.values()), case.windows, used)
+    pipeline, pipeline_caveats = measure_pipelines(list(surveys.pipelines.values()), case.windows, measured)
     throughput, throughput_caveats = measure_throughput(
-        case.steps, surveys.consumed, surveys.distinct_groups(), used, incomplete=surveys.incomplete
+        case.steps, surveys.consumed, surveys.distinct_groups(), measured, incomplete=surveys.incomplete
     )
-    stragglers, straggler_caveats = name_stragglers(run, surveys, waits, used=used, nodes=case.nodes)
+    stragglers, straggler_caveats = name_stragglers(run, surveys, waits, measured=measured, nodes=case.nodes)
     summary = _state_job(case)
     for state in (_state_steps, _state_communication, _state_hardware):
         summary = state(case, summary)
@@ -176,7 +176,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
             case.steps,
             surveys.consumed,
             waits,
-            used,
+            measured,
             width=bin_width(case.num_steps, len(surveys.facts)),
             step_ns=case.step_ns,
         ),
@@ -185,7 +185,7 @@ def state_summary(run: SurveyedRun, surveys: Surveys, reduced: Reductions, *, us
             surveys,
             reduced,
             summary,
-            used=used,
+            measured=measured,
             devices=list_losses(case.nodes),
             unlisted=max(0, len(case.rows) - MAX_LISTED),
             of_figures=(*pipeline_caveats, *throughput_caveats, *straggler_caveats),
@@ -220,8 +220,8 @@ def _state_job(case: ReducedRun) -> Summary:
         replicas=run.manifest.replicas,
         recoveries=find_recoveries(run),
         steps=Steps(
-            count=case.used.count,
-            used=(case.used.first, case.used.last) if case.used.known else None,
+            count=case.measured.count,
+            used=(case.measured.first, case.measured.last) if case.measured.known else None,
             duration_ns=_spread(case.durations),
         ),
         step_series=(),

@@ -22,8 +22,8 @@ from dtprof.records.rank_log.strings import json_lines
 _READ = schema.HEADER_STRUCT.size
 _AT = schema.HEADER_OFFSET
 RECHECK_SHARE = 0.25
-LOOK_EVERY_S = 5.0
-"""Longest pause between two looks at a launcher that has started no rank."""
+POLL_INTERVAL_S = 5.0
+"""Longest pause between two polls of a launcher that has started no rank."""
 STREAM = b'{"k":"stream"'
 
 
@@ -84,7 +84,7 @@ class Watcher:
         self._reported_hangs: set[str] = set()
         self._reported_unclear = False
         self._rendezvous = RendezvousWatch(run, run / paths.node_folder_name(writer.host_name()))
-        self._next_look = self._last_progress
+        self._next_poll = self._last_progress
         self.hang: StallVerdict | None = None
         self.hang_detected_ns: int | None = None
         self.may_yet_start = False
@@ -136,11 +136,11 @@ class Watcher:
 
     def _watch_rendezvous(self, now: float) -> None:
         """Diagnose a launcher that has been in a rendezvous for the threshold; what it did before is its own affair."""
-        if now < self._next_look:
+        if now < self._next_poll:
             return
         threshold_s = self._threshold_s()
-        self._next_look = now + min(LOOK_EVERY_S, threshold_s * RECHECK_SHARE)
-        waited_s = self._rendezvous.look(now)
+        self._next_poll = now + min(POLL_INTERVAL_S, threshold_s * RECHECK_SHARE)
+        waited_s = self._rendezvous.poll(now)
         self.may_yet_start = waited_s < self._threshold_s(RankPhase.FIRST_STEP)
         if not waited_s:
             self.hang = None

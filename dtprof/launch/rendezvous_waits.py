@@ -31,7 +31,7 @@ class RendezvousWatch:
         self._waits: dict[int, dict[str, Any]] = {}
         self._is_written = False
 
-    def look(self, now_s: float) -> float:
+    def poll(self, now_s: float) -> float:
         """Return for how many seconds the launcher that has been longest in a rendezvous was seen there; 0 for none."""
         self._waits = find_waits(self._search)
         self._since_s = {pid: self._since_s.get(pid, now_s) for pid in self._waits}

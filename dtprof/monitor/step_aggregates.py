@@ -126,12 +126,14 @@ class StepAggregates:
     def _state(self, window: LiveWindow, newest: Surveys) -> LiveFigures:
         facts = [self._facts[fact.rank] for fact in newest.facts]
         surveys = replace(_join_surveys(self._folds, newest), facts=facts)
-        used = choose_steps(list(surveys.steps.values()))
-        cut = [_cut(fold, max(fold.first, used.first), min(fold.last, used.last), window) for fold in self._folds]
+        measured = choose_steps(list(surveys.steps.values()))
+        cut = [
+            _cut(fold, max(fold.first, measured.first), min(fold.last, measured.last), window) for fold in self._folds
+        ]
         pieces = [piece for piece in cut if piece is not None]
         if not pieces:
             return LiveFigures(summary=summarise(window), newest=None)
-        used = replace(used, first=pieces[0].first, last=pieces[-1].last)
+        measured = replace(measured, first=pieces[0].first, last=pieces[-1].last)
         reduced = Reductions(dropped=pieces[-1].reduced.dropped)
         for piece in pieces:
             add_rows(reduced.rows, piece.reduced.rows)
@@ -140,12 +142,12 @@ class StepAggregates:
         of_rank: dict[int, list[tuple[int, RankReduction]]] = {}
         for piece in pieces:
             for own in piece.reduced.ranks:
-                of_rank.setdefault(own.rank, []).append((piece.first - used.first, own))
+                of_rank.setdefault(own.rank, []).append((piece.first - measured.first, own))
         for rank, parts in of_rank.items():
-            growth = find_growth(window.load_samples(rank), used.first, used.last)
+            growth = find_growth(window.load_samples(rank), measured.first, measured.last)
             reduced.ranks.append(replace(join_reductions(parts), memory_growth=growth))
-        summary = state_summary(window, surveys, reduced, used=used)
-        return LiveFigures(summary=summary, newest=_newest_step(self._folds[-1], surveys, used))
+        summary = state_summary(window, surveys, reduced, measured=measured)
+        return LiveFigures(summary=summary, newest=_newest_step(self._folds[-1], surveys, measured))
 
 
 def _list_new(stepping: Sequence[RankSteps], window: LiveWindow, *, after: int) -> list[int]:
@@ -161,8 +163,10 @@ def _list_new(stepping: Sequence[RankSteps], window: LiveWindow, *, after: int) 
 
 
 def _fold(records: LiveWindow, surveys: Surveys, first: int, last: int) -> _Fold:
-    used = MeasuredSteps(count=last, first=first, last=last, warm_up=0, caveats=())
-    reduced: DetailedReductions[None] = reduce_run(records, THIS_PROCESS, surveys=surveys, used=used, detail=SUMS_ALONE)
+    measured = MeasuredSteps(count=last, first=first, last=last, warm_up=0, caveats=())
+    reduced: DetailedReductions[None] = reduce_run(
+        records, THIS_PROCESS, surveys=surveys, measured=measured, detail=SUMS_ALONE
+    )
     return _Fold(first=first, last=last, surveys=surveys, reduced=reduced)
 
 
@@ -180,11 +184,11 @@ def _cut(fold: _Fold, first: int, last: int, window: LiveWindow) -> _Fold | None
     return fold.cuts.get((first, last))
 
 
-def _newest_step(fold: _Fold, surveys: Surveys, used: MeasuredSteps) -> NewestStep:
-    unknown = surveys.pipeline_windows(used).unknown
+def _newest_step(fold: _Fold, surveys: Surveys, measured: MeasuredSteps) -> NewestStep:
+    unknown = surveys.pipeline_windows(measured).unknown
     durations = {}
     for own in fold.surveys.steps.values():
-        _, windows = own.used(fold.last, fold.last)
+        _, windows = own.between(fold.last, fold.last)
         if len(windows):
             durations[own.rank] = int(windows[0, 1] - windows[0, 0])
     parts = {

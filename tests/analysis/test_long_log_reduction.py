@@ -42,7 +42,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     real = long_log_reduction.reduce_range
 
     def note(task: Any) -> Any:
-        ranges.append(task.used.within)
+        ranges.append(task.measured.within)
         return real(task)
 
     for module, name, value in (

@@ -20,7 +20,7 @@ def test_parts_and_phases_of_each_step_are_those_that_the_summary_averages(tmp_p
     run = open_run(tmp_path / "run")
     detail, summary = read_detail(run), summarise(run)
     for rank, result in zip(read_ranks(detail), summary.ranks, strict=True):
-        used = (rank.steps.numbers >= detail.used.first) & (rank.steps.numbers <= detail.used.last)
+        used = (rank.steps.numbers >= detail.measured.first) & (rank.steps.numbers <= detail.measured.last)
         assert used.any()
         assert rank.parts is not None
         count = int(used.sum())

@@ -105,25 +105,25 @@ def test_a_step_left_open_by_a_kill_is_not_counted() -> None:
 
 def test_slow_steps_at_the_beginning_are_warm_up() -> None:
     # Without a begin: step 1. Median of the later half: 100. Steps 2 and 3 exceed 125, step 4 does not.
-    used = choose_steps([regular([900, 400, 126, 125, *[100] * 12])])
-    assert (used.first, used.last, used.warm_up) == (4, 16, 3)
+    measured = choose_steps([regular([900, 400, 126, 125, *[100] * 12])])
+    assert (measured.first, measured.last, measured.warm_up) == (4, 16, 3)
 
 
 def test_warm_up_takes_a_quarter_of_the_steps_at_most() -> None:
     # 8 measurable steps, slow for the first four: only 8 // 4 = 2 are left out.
-    used = choose_steps([regular([0, 300, 300, 300, 300, 100, 100, 100, 100])])
-    assert used.first == 4
+    measured = choose_steps([regular([0, 300, 300, 300, 300, 100, 100, 100, 100])])
+    assert measured.first == 4
 
 
 def test_a_slow_step_in_the_middle_is_used() -> None:
-    used = choose_steps([regular([100] * 8 + [500] + [100] * 8)])
-    assert (used.first, used.last) == (2, 17)
+    measured = choose_steps([regular([100] * 8 + [500] + [100] * 8)])
+    assert (measured.first, measured.last) == (2, 17)
 
 
 def test_ranks_that_ended_different_numbers_of_steps_use_those_that_all_have() -> None:
-    used = choose_steps([regular([100] * 9, rank=0), regular([100] * 5, rank=1)])
-    assert (used.count, used.first, used.last) == (5, 2, 5)
-    assert any("rank 1 the fewest" in caveat for caveat in used.caveats)
+    measured = choose_steps([regular([100] * 9, rank=0), regular([100] * 5, rank=1)])
+    assert (measured.count, measured.first, measured.last) == (5, 2, 5)
+    assert any("rank 1 the fewest" in caveat for caveat in measured.caveats)
 
 
 def with_numbers(*numbers: int, rank: int = 0) -> RankSteps:
@@ -132,18 +132,18 @@ def with_numbers(*numbers: int, rank: int = 0) -> RankSteps:
 
 def test_steps_are_used_that_follow_one_another_on_every_rank() -> None:
     # A full log keeps the first steps and the newest ones. In common: 2, 3, 4 and 91 to 95.
-    used = choose_steps([with_numbers(2, 3, 4, *range(90, 96)), with_numbers(2, 3, 4, 5, *range(91, 97), rank=1)])
-    assert (used.first, used.last) == (91, 95)
-    assert "steps: 3 more are known of every rank, but some between were dropped; figures" in used.caveats[-1]
-    used = choose_steps([with_numbers(2, 3, 8, 9)])
-    assert (used.first, used.last) == (8, 9)
+    measured = choose_steps([with_numbers(2, 3, 4, *range(90, 96)), with_numbers(2, 3, 4, 5, *range(91, 97), rank=1)])
+    assert (measured.first, measured.last) == (91, 95)
+    assert "steps: 3 more are known of every rank, but some between were dropped; figures" in measured.caveats[-1]
+    measured = choose_steps([with_numbers(2, 3, 8, 9)])
+    assert (measured.first, measured.last) == (8, 9)
 
 
 def test_a_rank_that_never_steps_is_named_and_the_others_are_used() -> None:
     idle = RankSteps(rank=1, count=0, numbers=np.zeros(0, int), windows=np.zeros((0, 2), int), threads=())
-    used = choose_steps([regular([100] * 4), idle])
-    assert used.known
-    assert any("rank 1 ended no optimizer step" in caveat for caveat in used.caveats)
+    measured = choose_steps([regular([100] * 4), idle])
+    assert measured.known
+    assert any("rank 1 ended no optimizer step" in caveat for caveat in measured.caveats)
 
 
 def test_a_single_step_can_not_be_measured() -> None:
@@ -247,6 +247,6 @@ def test_ranks_agree_on_the_strongest_rule_and_the_others_have_no_steps() -> Non
         0: ("optimizer", 4),
         1: ("optimizer", 0),
     }
-    used = choose_steps(list(by_rank.values()))
-    assert used.known
-    assert any("rank 1 ended no optimizer step" in caveat for caveat in used.caveats)
+    measured = choose_steps(list(by_rank.values()))
+    assert measured.known
+    assert any("rank 1 ended no optimizer step" in caveat for caveat in measured.caveats)

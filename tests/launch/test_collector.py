@@ -517,13 +517,13 @@ def test_tails_come_seldomer_to_a_busy_collector(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(collect_service.time, "monotonic", lambda: clock["wall"])
     monkeypatch.setattr(collect_service, "_wanted_s", lambda: clock["work"])
     load = collect_service.Load()
-    assert load.look() == 1.0
+    assert load.poll() == 1.0
     for expected in (2.0, 4.0, 8.0):
         clock["wall"] += 2
         clock["work"] += 1.8
-        assert load.look() == expected
+        assert load.poll() == expected
     clock["wall"] += 2
-    assert load.look() == pytest.approx(8 / 1.5)
+    assert load.poll() == pytest.approx(8 / 1.5)
 
 
 def test_tls_is_checked_against_the_given_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def waits(ranks: list[RankTables]) -> list[int]:
         (batch,) = read_placed(
             [tables],
             steps={tables.rank: seen.steps},
-            used=choose_steps([seen.steps]),
+            measured=choose_steps([seen.steps]),
             instances=instances,
             pipeline_windows={tables.rank: NONE},
         )

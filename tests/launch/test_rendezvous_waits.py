@@ -95,17 +95,17 @@ def test_time_in_a_rendezvous_counts_from_its_own_first_sight(tmp_path: Path, mo
     monkeypatch.setattr(rendezvous_waits, "has_ranks", lambda _: False)
     monkeypatch.setattr(stack_sampler, "sample", lambda pids, _: {"t_ns": 1, "processes": {str(p): {} for p in pids}})
     watch = RendezvousWatch(tmp_path, tmp_path)
-    assert watch.look(100.0) == 0.0  # a launcher that fetches data first
+    assert watch.poll(100.0) == 0.0  # a launcher that fetches data first
     seen[7] = {"nodes": 2}
-    assert [watch.look(200.0), watch.look(212.0)] == [0.0, 12.0]
+    assert [watch.poll(200.0), watch.poll(212.0)] == [0.0, 12.0]
     watch.write()
     document = json.loads((tmp_path / paths.STACKS).read_text())
     assert document["processes"]["7"]["rendezvous"] == {"nodes": 2, "waited_s": 12.0}
     seen.clear()  # it gives up: what it had waited for is still the cause
-    assert watch.look(220.0) == 0.0
+    assert watch.poll(220.0) == 0.0
     assert (tmp_path / paths.STACKS).exists()
     monkeypatch.setattr(rendezvous_waits, "has_ranks", lambda _: True)
-    watch.look(225.0)
+    watch.poll(225.0)
     assert not (tmp_path / paths.STACKS).exists()
 
 

@@ -61,7 +61,7 @@ def timed(run: Run) -> Iterator[tuple[RankTables, RankTiming]]:
         (batch,) = read_placed(
             [tables],
             steps={tables.rank: seen.steps},
-            used=choose_steps([seen.steps]),
+            measured=choose_steps([seen.steps]),
             instances=instances,
             pipeline_windows={tables.rank: NONE},
         )

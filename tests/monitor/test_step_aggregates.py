@@ -91,7 +91,7 @@ def test_only_new_steps_are_reduced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     real = step_aggregates.reduce_run
 
     def note(*arguments: Any, **named: Any) -> Any:
-        reduced.append((named["used"].first, named["used"].last))
+        reduced.append((named["measured"].first, named["measured"].last))
         return real(*arguments, **named)
 
     monkeypatch.setattr(step_aggregates, "reduce_run", note)

@@ -125,9 +125,9 @@ def measure_run(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunFigur
     surveys = survey_run(run, chosen, executor)
     facts, pipelines = surveys.facts, surveys.pipelines
     steps = agree_on_rule(surveys.steps)
-    used = choose_steps(list(steps.values()))
-    numbers = _common_steps(list(steps.values()), used)
-    windows = surveys.pipeline_windows(used)
+    measured = choose_steps(list(steps.values()))
+    numbers = _common_steps(list(steps.values()), measured)
+    windows = surveys.pipeline_windows(measured)
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
     stepping = {rank: steps[rank] for rank in chosen if len(numbers) and steps[rank].count}
@@ -137,10 +137,10 @@ def measure_run(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunFigur
             numbers=numbers,
             unknown_bubbles={rank: windows.unknown[rank] for rank in part.ranks if rank in windows.unknown},
         )
-        for part in part_ranks(run, surveys, used=used, steps=stepping, windows=windows)
+        for part in part_ranks(run, surveys, measured=measured, steps=stepping, windows=windows)
     )
-    for measured, own_estimates in map_tasks(executor, measure_ranks, tasks):
-        sums.join(measured)
+    for own_sums, own_estimates in map_tasks(executor, measure_ranks, tasks):
+        sums.join(own_sums)
         estimates.update(own_estimates)
     _add_bubble(sums, pipelines, windows, numbers)
     num_stepping = len(stepping)
@@ -157,7 +157,7 @@ def measure_run(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunFigur
         world_size=surveys.world_size,
         missing_ranks=surveys.missing,
         layout=_layout(facts),
-        num_steps=used.count,
+        num_steps=measured.count,
         used=(int(numbers[0]), int(numbers[-1])) if len(numbers) else None,
         timed_on_device=frozenset(fact.rank for fact in facts if fact.device_error_ns is not None),
         estimates=estimates,
@@ -168,12 +168,12 @@ def measure_run(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> RunFigur
     )
 
 
-def _common_steps(ranks: Sequence[RankSteps], used: MeasuredSteps) -> Column:
+def _common_steps(ranks: Sequence[RankSteps], measured: MeasuredSteps) -> Column:
     """Return the measured steps whose begin and end every stepping rank knows."""
     numbers: Column | None = None
     for steps in ranks:
-        if used.known and steps.count:
-            own = steps.used(used.first, used.last)[0]
+        if measured.known and steps.count:
+            own = steps.between(measured.first, measured.last)[0]
             numbers = own if numbers is None else np.intersect1d(numbers, own)
     return np.zeros(0, np.int64) if numbers is None else numbers
 

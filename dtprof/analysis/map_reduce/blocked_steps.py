@@ -19,7 +19,7 @@ class BlockedSteps:
     """The measured steps of the ranks of a batch; columns have a value an operation."""
 
     timing: Timing
-    step: Column  # how many steps after the first used one; -1 outside the measured steps
+    step: Column  # how many steps after the first measured one; -1 outside them
     chosen: Mask  # inside them; all where no steps are measured
     unobserved: Mask  # of these, those whose completion is not observed
     seen: list[bool]  # of each rank: it has measured steps, in which all that may block it is observed
@@ -29,7 +29,7 @@ class BlockedSteps:
 
 
 def find_blocked_steps(
-    batch: PlacedBatch, *, used: MeasuredSteps, instances: OperationInstances, width: int, errors: ClockErrors
+    batch: PlacedBatch, *, measured: MeasuredSteps, instances: OperationInstances, width: int, errors: ClockErrors
 ) -> BlockedSteps:
     """Find when ranks were blocked in the measured steps.
 
@@ -40,8 +40,8 @@ def find_blocked_steps(
     operations, blocked = batch.operations, batch.blocked
     timing = time_batch(batch, instances, errors)
     at = locate(batch.place_times(operations["issued_ns"]), batch.windows)
-    step = np.where(at >= 0, batch.numbers[at] - used.first, -1) if len(batch.windows) else at
-    chosen = step >= 0 if used.known else batch.is_own.copy()
+    step = np.where(at >= 0, batch.numbers[at] - measured.first, -1) if len(batch.windows) else at
+    chosen = step >= 0 if measured.known else batch.is_own.copy()
     unobserved = chosen & ~blocked.known
     unseen = batch.count(unobserved & blocked.counts)
     seen = [len(one.windows) > 0 and not number for one, number in zip(batch.ranks, unseen, strict=True)]
@@ -50,7 +50,7 @@ def find_blocked_steps(
     if any(seen):
         stretches = split_blocked(blocked, timing, blocked.counts, batch.shift_of_operation)
         either = union(np.concatenate(stretches))
-        found = collect_waits(batch, timing=timing, stretches=either, first=used.first, step=step, width=width)
+        found = collect_waits(batch, timing=timing, stretches=either, first=measured.first, step=step, width=width)
         waits = [own if is_seen else None for own, is_seen in zip(found, seen, strict=True)]
     return BlockedSteps(
         timing=timing,

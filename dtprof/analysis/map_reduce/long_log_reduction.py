@@ -60,7 +60,7 @@ class RangeTask(Generic[Found]):
     device_error_ns: Mapping[int, int | None]  # by rank, over the whole log
     clocks: Clocks
     steps: Mapping[int, RankSteps]  # of these ranks: those in the range and around it
-    used: MeasuredSteps
+    measured: MeasuredSteps
     pipeline_windows: Mapping[int, Intervals]
     errors: ClockErrors
     max_bars: int
@@ -90,7 +90,7 @@ def reduce_by_ranges(
     *,
     surveys: Surveys,
     ranges: StepRanges,
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     steps: Mapping[int, RankSteps],
     windows: Mapping[int, Intervals],
     max_bars: int,
@@ -110,7 +110,7 @@ def reduce_by_ranges(
         device_error_ns={rank: index.device_error_ns for rank, index in ranges.indexes.items()},
         clocks=surveys.clocks,
         steps={},
-        used=used,
+        measured=measured,
         pipeline_windows={},
         errors=state_errors(surveys.clocks, surveys.boots),
         max_bars=max_bars,
@@ -118,7 +118,7 @@ def reduce_by_ranges(
         max_hops=max_hops,
         collect=collect,
     )
-    cut = [(used.first, used.last)] if collect is not None else list(_cut(ranges, used))
+    cut = [(measured.first, measured.last)] if collect is not None else list(_cut(ranges, measured))
     tasks = (
         _task_of(task, ranges, first, last, steps=steps, windows=windows, is_whole=collect is None, cut=cut)
         for first, last in cut
@@ -128,7 +128,7 @@ def reduce_by_ranges(
     for (first, _), found in zip(cut, map_tasks(executor, reduce_range, tasks), strict=True):
         for own in found.ranks:
             parts = of_rank.setdefault(own.rank, [])
-            parts.append((_bins_before(first, used, width), own))
+            parts.append((_bins_before(first, measured, width), own))
             if len(parts) >= JOINED_AT_ONCE:
                 parts[:] = [(0, join_reductions(parts))]
         add_rows(reduced.rows, found.rows)
@@ -138,18 +138,18 @@ def reduce_by_ranges(
         add_lateness(reduced.lateness, found.lateness)
         reduced.details.extend(found.details)
     reduced.ranks = [
-        replace(join_reductions(parts), memory_growth=find_growth(ranges.memory[rank], used.first, used.last))
+        replace(join_reductions(parts), memory_growth=find_growth(ranges.memory[rank], measured.first, measured.last))
         for rank, parts in of_rank.items()
     ]
     return reduced
 
 
-def _bins_before(first: int, used: MeasuredSteps, width: int) -> int:
+def _bins_before(first: int, measured: MeasuredSteps, width: int) -> int:
     """Return how many bins of steps lie before those of a range that begins with this step."""
-    return max(0, first - used.first) // width
+    return max(0, first - measured.first) // width
 
 
-def _cut(ranges: StepRanges, used: MeasuredSteps) -> Iterator[tuple[int, int]]:
+def _cut(ranges: StepRanges, measured: MeasuredSteps) -> Iterator[tuple[int, int]]:
     """Yield the first and last step of each range, by number; together they hold all records."""
     indexes = ranges.indexes.values()
     first = min(index.offset for index in indexes)
@@ -159,7 +159,7 @@ def _cut(ranges: StepRanges, used: MeasuredSteps) -> Iterator[tuple[int, int]]:
     most = max(MOST_ROWS, MIN_ROWS_EACH * len(ranges.indexes))
     cuts = [(begin + first, end + first) for begin, end in cut_steps(counts, most)]
     # The steps of the timeline are in one range.
-    drawn = range(used.last - MAX_STEPS + 2, used.last + 1) if used.known else range(0)
+    drawn = range(measured.last - MAX_STEPS + 2, measured.last + 1) if measured.known else range(0)
     begin = cuts[0][0]
     for (_, end), following in zip(cuts, [*(one for one, _ in cuts[1:]), None], strict=True):
         if following is None or following not in drawn:
@@ -167,12 +167,12 @@ def _cut(ranges: StepRanges, used: MeasuredSteps) -> Iterator[tuple[int, int]]:
             begin = end + 1
 
 
-def newest_range(ranges: StepRanges, used: MeasuredSteps) -> tuple[int, int]:
+def newest_range(ranges: StepRanges, measured: MeasuredSteps) -> tuple[int, int]:
     """Return the first and the last of the newest measured steps that are read at once."""
-    if not used.known:
-        return used.first, used.last
-    first = next(begin for begin, end in _cut(ranges, used) if end >= used.last)
-    return max(first, used.first), used.last
+    if not measured.known:
+        return measured.first, measured.last
+    first = next(begin for begin, end in _cut(ranges, measured) if end >= measured.last)
+    return max(first, measured.first), measured.last
 
 
 def _task_of(
@@ -188,7 +188,7 @@ def _task_of(
 ) -> RangeTask[Found]:
     """Return the task of one range; the first and the last have all records before and after, too."""
     around = {rank: _slice(own, first - STEPS_BEFORE, last + STEPS_AFTER) for rank, own in steps.items()}
-    is_drawn = first <= task.used.last <= last
+    is_drawn = first <= task.measured.last <= last
     of_rank = {}
     for rank, index in ranges.indexes.items():
         begin = 0 if is_whole and first == cut[0][0] else first - index.offset
@@ -201,14 +201,14 @@ def _task_of(
         records=task.records.part(of_rank),
         ranges=of_rank,
         steps=around,
-        used=replace(task.used, within=(first, last)),
+        measured=replace(task.measured, within=(first, last)),
         pipeline_windows={rank: _touching(own, around[rank].windows) for rank, own in windows.items()},
         max_bars=task.max_bars if is_drawn else 0,
     )
 
 
 def _slice(own: RankSteps, first: int, last: int) -> RankSteps:
-    numbers, windows = own.used(first, last)
+    numbers, windows = own.between(first, last)
     return replace(own, numbers=numbers, windows=windows)
 
 
@@ -242,7 +242,7 @@ def reduce_range(task: RangeTask[Found]) -> DetailedReductions[Found]:
             records=_Loaded(tables=tables),
             clocks=Clocks(),
             steps=task.steps,
-            used=task.used,
+            measured=task.measured,
             pipeline_windows=task.pipeline_windows,
             instances=instances,
             errors=task.errors,
@@ -253,8 +253,8 @@ def reduce_range(task: RangeTask[Found]) -> DetailedReductions[Found]:
         )
     )
     reduced.lateness = _tally(instances, own)
-    assert task.used.within is not None
-    before = _bins_before(task.used.within[0], task.used, task.width)
+    assert task.measured.within is not None
+    before = _bins_before(task.measured.within[0], task.measured, task.width)
     reduced.ranks = [
         replace(found, waits=found.waits.since(before)) if found.waits is not None else found for found in reduced.ranks
     ]

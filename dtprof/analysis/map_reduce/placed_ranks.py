@@ -161,7 +161,7 @@ def place_ranks(
 def place_used(
     batch: RankBatch,
     steps: Mapping[int, RankSteps],
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     instances: OperationInstances,
     windows: Mapping[int, Intervals],
 ) -> Iterator[SteppedRank]:
@@ -172,7 +172,7 @@ def place_used(
     """
     for placed in place_ranks(batch, steps, instances):
         rank = placed.tables.rank
-        numbers, own = used.of(steps[rank])
+        numbers, own = measured.of(steps[rank])
         yield SteppedRank(
             placed=placed,
             numbers=numbers,
@@ -186,7 +186,7 @@ def read_placed(
     ranks: Iterable[RankTables],
     *,
     steps: Mapping[int, RankSteps],
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     instances: OperationInstances,
     pipeline_windows: Mapping[int, Intervals],
 ) -> Iterator["PlacedBatch"]:
@@ -197,7 +197,9 @@ def read_placed(
         steps: by rank. pipeline_windows: by rank.
     """
     placed = (
-        rank for batch in batch_in_turn(ranks) for rank in place_used(batch, steps, used, instances, pipeline_windows)
+        rank
+        for batch in batch_in_turn(ranks)
+        for rank in place_used(batch, steps, measured, instances, pipeline_windows)
     )
     return batches_in_turn(placed, instances)
 

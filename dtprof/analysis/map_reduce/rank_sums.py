@@ -39,12 +39,12 @@ class RankReduction:
     rank: int
     num_steps: int
     steps_ns: int  # duration of all of them
-    parts_ns: dict[str, int] | None  # None where no steps are used, or completion is not observed
+    parts_ns: dict[str, int] | None  # None where no steps are measured, or completion is not observed
     newest_parts_ns: dict[str, int] | None  # of the last step alone
     all_phases_ns: dict[str, int]
     all_user_phases_ns: dict[str, int]
     num_events: int
-    waits: RankWaits | None  # None where no steps are used, or completion is not observed
+    waits: RankWaits | None  # None where no steps are measured, or completion is not observed
     bars: RankBars | None
     unmatched: int  # operations that cannot be matched with other ranks'
     unobserved: int  # operations in the measured steps whose completion is not observed
@@ -63,7 +63,7 @@ class RankReduction:
 
     @property
     def step_ns(self) -> int | None:
-        """The mean duration of a step; None where no steps are used, as all that follows."""
+        """The mean duration of a step; None where no steps are measured, as all that follows."""
         return self.steps_ns // self.num_steps if self.num_steps else None
 
     @property
@@ -117,7 +117,7 @@ class Reductions:
 def reduce_ranks(
     batch: PlacedBatch,
     *,
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     instances: OperationInstances,
     max_bars: int,
     width: int = 1,
@@ -131,7 +131,7 @@ def reduce_ranks(
         max_hops: operations of a rank to keep for the critical path; 0: it is not asked for.
         errors: of the clocks of the ranks against each other.
     """
-    blocked = find_blocked_steps(batch, used=used, instances=instances, width=width, errors=errors)
+    blocked = find_blocked_steps(batch, measured=measured, instances=instances, width=width, errors=errors)
     timing, step, chosen, seen = blocked.timing, blocked.step, blocked.chosen, blocked.seen
     apis = [find_apis(rank.placed.tables, rank.placed.operations) for rank in batch.ranks]
     nothing = [None] * len(batch.ranks)
@@ -143,15 +143,19 @@ def reduce_ranks(
         parts = part_steps(batch, blocked.stretches)
         totals = sum_steps(parts, batch.window_bounds)
         paths = (
-            collect_paths(batch, timing, blocked.either, max_rows=max_hops, num_steps=used.last - used.first + 1)
+            collect_paths(
+                batch, timing, blocked.either, max_rows=max_hops, num_steps=measured.last - measured.first + 1
+            )
             if max_hops
             else nothing
         )
     phases = sum_steps(partition_phases(batch.windows, batch.phases), batch.window_bounds)
     bars = collect_bars(batch, timing, limit=max_bars) if max_bars else nothing
-    serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
+    serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if measured.known else [{} for _ in batch.ranks]
     buckets = (
-        sum_buckets(batch, apis, step=step, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
+        sum_buckets(batch, apis, step=step, chosen=chosen, timing=timing)
+        if measured.known
+        else [{} for _ in batch.ranks]
     )
     exchanges = find_exchanges(batch, step=step, chosen=chosen)
     most_impossible = np.zeros(len(batch.ranks), np.int64)
@@ -200,7 +204,7 @@ def reduce_ranks(
                 serialised=serialised[i],
                 buckets=buckets[i],
                 exchanges=exchanges[i],
-                memory_growth=find_growth(tables, used.first, used.last),
+                memory_growth=find_growth(tables, measured.first, measured.last),
             )
         )
     dropped: dict[RowKey, Array] = {}
@@ -211,7 +215,7 @@ def reduce_ranks(
         rows=sum_rows(batch, apis, chosen=chosen, instances=instances, timing=timing),
         dropped=dropped,
         step_parts=sum_parts(parts, batch.numbers, np.array(seen, np.bool_)[batch.place_of_window]) if parts else None,
-        sites=sum_sites(batch, apis, chosen=chosen, timing=timing) if used.known else {},
+        sites=sum_sites(batch, apis, chosen=chosen, timing=timing) if measured.known else {},
     )
     return reductions, timing
 

@@ -38,22 +38,22 @@ def reduce_run(
     executor: Executor,
     *,
     surveys: Surveys,
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     make_collector: MakeCollector[Found] | None = None,
     detail: Detail = ALL_DETAIL,
 ) -> DetailedReductions[Found]:
     """Sum up the measured steps of the ranks that are surveyed."""
     num_ranks = len(surveys.facts)
-    steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(used)
-    max_bars = _max_bars(num_ranks) if detail.timeline and surveys.one_clock and used.known else 0
-    width = bin_width(used.last - used.first + 1, num_ranks)
+    steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(measured)
+    max_bars = _max_bars(num_ranks) if detail.timeline and surveys.one_clock and measured.known else 0
+    width = bin_width(measured.last - measured.first + 1, num_ranks)
     max_hops = MAX_ROWS // max(1, num_ranks) if detail.critical_path and surveys.one_clock else 0
     if surveys.ranges is not None:
         return reduce_by_ranges(
             executor,
             surveys=surveys,
             ranges=surveys.ranges,
-            used=used,
+            measured=measured,
             steps=steps,
             windows={rank: windows.of(rank) for rank in surveys.ranges.indexes},
             max_bars=max_bars,
@@ -69,7 +69,7 @@ def reduce_run(
             max_hops=max_hops,
             collect=make_collector(part.ranks, part.channels) if make_collector is not None else None,
         )
-        for part in part_ranks(run, surveys, used=used, steps=steps, windows=windows)
+        for part in part_ranks(run, surveys, measured=measured, steps=steps, windows=windows)
     )
     reduced: DetailedReductions[Found] = DetailedReductions()
     for found in map_tasks(executor, reduce_part, tasks):

@@ -27,7 +27,7 @@ class RankTask:
     records: RankRecords
     clocks: Clocks
     steps: Mapping[int, RankSteps]  # of these ranks
-    used: MeasuredSteps
+    measured: MeasuredSteps
     pipeline_windows: Mapping[int, Intervals]
     instances: OperationInstances
     errors: ClockErrors
@@ -41,7 +41,7 @@ class RankTask:
         return read_placed(
             self.load_each(),
             steps=self.steps,
-            used=self.used,
+            measured=self.measured,
             instances=self.instances,
             pipeline_windows=self.pipeline_windows,
         )
@@ -60,7 +60,7 @@ def part_ranks(
     run: SurveyedRun,
     surveys: Surveys,
     *,
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     steps: Mapping[int, RankSteps],
     windows: PipelineWindows | None,
 ) -> Iterator[RankPart]:
@@ -76,7 +76,7 @@ def part_ranks(
             records=run.part(part),
             clocks=surveys.clocks,
             steps={rank: steps[rank] for rank in part if rank in steps},
-            used=used,
+            measured=measured,
             pipeline_windows={rank: windows.of(rank) if windows is not None else NONE for rank in part},
             instances=surveys.instances.of(channels),
             errors=errors,
@@ -113,7 +113,7 @@ def reduce_part(task: ReductionTask[Found]) -> DetailedReductions[Found]:
     for batch in task.read_placed():
         found, timing = reduce_ranks(
             batch,
-            used=task.used,
+            measured=task.measured,
             instances=task.instances,
             max_bars=task.max_bars,
             width=task.width,

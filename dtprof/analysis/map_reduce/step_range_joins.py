@@ -35,7 +35,7 @@ class OfRange(Generic[Found]):
 
 def join_steps(parts: Sequence[OfRange[RankSteps]], newest: RankSteps) -> RankSteps:
     """Return the steps of a rank; `newest` says how many there are."""
-    inside = [part.found.used(part.first, part.last) for part in parts]
+    inside = [part.found.between(part.first, part.last) for part in parts]
     return replace(
         newest,
         numbers=np.concatenate([newest.numbers[:0], *(numbers for numbers, _ in inside)]),

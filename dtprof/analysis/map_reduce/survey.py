@@ -126,9 +126,9 @@ class Surveys:
         """The ranks of which something was not read: their log is missing or damaged."""
         return frozenset(self.missing) | {fact.rank for fact in self.facts if fact.problems}
 
-    def pipeline_windows(self, used: MeasuredSteps) -> PipelineWindows:
+    def pipeline_windows(self, measured: MeasuredSteps) -> PipelineWindows:
         """Return when each pipeline ran, and of which ranks the bubble is not known."""
-        return find_windows(self.pipelines, self.possible_stages, used, self.not_inferred)
+        return find_windows(self.pipelines, self.possible_stages, measured, self.not_inferred)
 
     def with_stages(self) -> "Surveys":
         """Take ranks whose messages and passes tell of which pipeline they are stages for such."""

@@ -48,7 +48,7 @@ def _growth_of(tables: RankTables, names: Sequence[str], first: int, last: int) 
         ids = [i for i, known in enumerate(tables.ops) if known == name]
         if not ids:
             continue
-        # A sample counts the steps ended before it: that after the first used step has its number.
+        # A sample counts the steps ended before it: that after the first measured step has its number.
         inside = (samples["op"] == ids[0]) & (samples["step"] >= first) & (samples["step"] <= last)
         if int(inside.sum()) >= MIN_SAMPLES:
             return _judge(name, samples["step"][inside].astype(np.int64), samples["value"][inside].astype(np.int64))

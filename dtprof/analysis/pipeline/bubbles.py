@@ -377,7 +377,7 @@ def may_be_stage(tables: RankTables, operations: Array, steps: RankSteps) -> boo
 def find_windows(
     pipelines: Mapping[int, RankPipeline],
     possible_stages: Collection[int],
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     reasons: Mapping[int, str] | None = None,
 ) -> PipelineWindows:
     """Return when each pipeline ran, and of which ranks the bubble is not known.
@@ -393,7 +393,7 @@ def find_windows(
         window = windows.get(key)
         if window is None:
             unknown |= {member.rank: NO_WINDOW for member in members}
-        elif any(_acted_outside(member, window, used) for member in members):
+        elif any(_acted_outside(member, window, measured) for member in members):
             unknown |= {member.rank: NOT_EVERY_STEP for member in members}
     by_rank = {rank: windows[pipeline.key].intervals for rank, pipeline in pipelines.items() if rank not in unknown}
     return PipelineWindows(by_pipeline=windows, by_rank=by_rank, unknown=dict(sorted(unknown.items())))
@@ -404,11 +404,11 @@ def _no_schedule(reason: str) -> str:
     return f"{NO_SCHEDULE}, nor inferred: {reason}" if reason else NO_SCHEDULE
 
 
-def _acted_outside(member: RankPipeline, window: WindowsByStep, used: MeasuredSteps) -> bool:
-    """Say whether a rank acted in a used step of which the window is not known."""
+def _acted_outside(member: RankPipeline, window: WindowsByStep, measured: MeasuredSteps) -> bool:
+    """Say whether a rank acted in a measured step of which the window is not known."""
     if np.array_equal(member.steps, window.steps):
         return False
-    steps = member.steps[(member.steps >= used.first) & (member.steps <= used.last)]
+    steps = member.steps[(member.steps >= measured.first) & (member.steps <= measured.last)]
     return not is_among(steps, window.steps).all()
 
 
@@ -449,7 +449,7 @@ def find_actions(tables: RankTables, spans: Array, operations: Array) -> Interva
 
 
 def measure_pipelines(
-    ranks: Sequence[RankPipeline], windows: PipelineWindows, used: MeasuredSteps
+    ranks: Sequence[RankPipeline], windows: PipelineWindows, measured: MeasuredSteps
 ) -> tuple[PipelineResult | None, list[str]]:
     """Return the bubble of the job's pipelines, mean over replicas and measured steps, and its caveats."""
     if not ranks and not windows.unknown:
@@ -471,7 +471,7 @@ def measure_pipelines(
     for key, window in windows.by_pipeline.items():
         members = pipelines[key]
         lengths = window.intervals[:, 1] - window.intervals[:, 0]
-        chosen = (window.steps >= used.first) & (window.steps <= used.last) & (lengths > 0)
+        chosen = (window.steps >= measured.first) & (window.steps <= measured.last) & (lengths > 0)
         steps, lengths = window.steps[chosen], lengths[chosen]
         if not len(steps):
             continue

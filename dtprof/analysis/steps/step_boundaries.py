@@ -62,7 +62,7 @@ class RankSteps:
     rule: str = OPTIMIZER
     traced: tuple[tuple[int, int], ...] = ()  # first and last of those in which it took a profiler window
 
-    def used(self, first: int, last: int) -> tuple[Column, Intervals]:
+    def between(self, first: int, last: int) -> tuple[Column, Intervals]:
         """Return numbers and windows of the steps from `first` to `last`."""
         chosen = (self.numbers >= first) & (self.numbers <= last)
         return self.numbers[chosen], self.windows[chosen]
@@ -82,7 +82,7 @@ class MeasuredSteps:
     def of(self, own: RankSteps) -> tuple[Column, Intervals]:
         """Return the numbers and windows of the measured steps of a rank, as far as they are read."""
         first, last = self.within or (self.first, self.last)
-        return own.used(max(self.first, first), min(self.last, last))
+        return own.between(max(self.first, first), min(self.last, last))
 
     @property
     def known(self) -> bool:
@@ -283,7 +283,7 @@ def _warm_up(ranks: Sequence[RankSteps], first: int, last: int) -> int:
     num_steps = last - first + 1
     total, present = np.zeros(num_steps), np.zeros(num_steps)
     for steps in ranks:
-        numbers, windows = steps.used(first, last)
+        numbers, windows = steps.between(first, last)
         total[numbers - first] += windows[:, 1] - windows[:, 0]
         present[numbers - first] += 1
     mean = total / np.maximum(present, 1)

@@ -164,7 +164,7 @@ def measure_throughput(
     steps: Mapping[int, RankSteps],
     consumed: Mapping[int, RankConsumption],
     groups: Collection[Group],
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     *,
     incomplete: Collection[int],
 ) -> tuple[Throughput | None, list[str]]:
@@ -173,9 +173,9 @@ def measure_throughput(
     Parameters:
         groups: each once. incomplete: ranks whose log is missing or damaged.
     """
-    if not used.known:
+    if not measured.known:
         return None, []  # what is said of the steps says it
-    numbers = np.arange(used.first, used.last + 1)
+    numbers = np.arange(measured.first, measured.last + 1)
     consumption = sum_consumption(steps, consumed, groups, numbers, incomplete=incomplete)
     caveats = [f"{name}: {why}" for name, why in consumption.unknown.items()]
     if not consumption.of_steps:
@@ -188,7 +188,7 @@ def measure_throughput(
     tokens_per_s, samples_per_s = (values / step_s if len(values) else values for values in (tokens, samples))
     # Optimizers that step in turn (actor and critic, a GAN) make steps without a forward pass: a median would be 0.
     idle = max(np.count_nonzero(values[np.argmax(values > 0) :] == 0) for values in (tokens, samples) if len(values))
-    middle = _mean if idle else _median
+    middle = _mean_ratio if idle else _median_ratio
     if idle:
         caveats.append(f"{first}: {idle} of {len(numbers)} steps were given none: the mean is shown, not the median")
     return (
@@ -199,7 +199,7 @@ def measure_throughput(
             samples_per_step=middle(samples),
             mean_tokens_per_s=_over_time(tokens, step_s),
             mean_samples_per_s=_over_time(samples, step_s),
-            first_step=used.first,
+            first_step=measured.first,
             tokens_per_s_of_steps=tuple(tokens_per_s.tolist()),
             samples_per_s_of_steps=tuple(samples_per_s.tolist()),
         ),
@@ -286,12 +286,12 @@ def _ask_axis(sharing: Sharing) -> str:
     )
 
 
-def _median(values: Floats, of: Floats | float = 1.0) -> float | None:
+def _median_ratio(values: Floats, of: Floats | float = 1.0) -> float | None:
     """Return the median ratio."""
     return float(np.nanmedian(values / of)) if len(values) else None
 
 
-def _mean(values: Floats, of: Floats | float = 1.0) -> float | None:
+def _mean_ratio(values: Floats, of: Floats | float = 1.0) -> float | None:
     """Return the ratio of the sums, from one step that consumes up to the last one: of whole cycles of optimizers."""
     consuming = np.flatnonzero(values)
     if not len(consuming):
@@ -329,7 +329,7 @@ def _durations(steps: Iterable[RankSteps], numbers: Column) -> Floats:
     """Return how long each step took, mean over the ranks that have it; nan where none has."""
     total, present = np.zeros(len(numbers)), np.zeros(len(numbers))
     for rank in steps:
-        place, windows = rank.used(int(numbers[0]), int(numbers[-1]))
+        place, windows = rank.between(int(numbers[0]), int(numbers[-1]))
         total[place - numbers[0]] += windows[:, 1] - windows[:, 0]
         present[place - numbers[0]] += 1
     mean: Floats = np.divide(total, present, out=np.full(len(numbers), np.nan), where=present > 0)

@@ -47,7 +47,7 @@ def collect_waits(
 
     Parameters:
         stretches: blocked by waits or transfers, on the axis.
-        first: the first used step.
+        first: the first measured step.
         step: how many steps after that each operation lies, -1 outside the measured steps.
         width: steps a bin.
     """

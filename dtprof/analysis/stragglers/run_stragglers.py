@@ -60,13 +60,13 @@ def search_stragglers(run: SurveyedRun, executor: Executor) -> RunStragglers:
     """Find the stragglers that a summary of the run would name."""
     surveys = survey_run(run, newest_ranks(run.folders), executor)
     steps = agree_on_rule(surveys.steps)
-    used = choose_steps(list(steps.values()))
-    width = bin_width(used.last - used.first + 1, len(surveys.facts))
-    parts = part_ranks(run, surveys, used=used, steps=steps, windows=None)  # waits do not depend on bubbles
+    measured = choose_steps(list(steps.values()))
+    width = bin_width(measured.last - measured.first + 1, len(surveys.facts))
+    parts = part_ranks(run, surveys, measured=measured, steps=steps, windows=None)  # waits do not depend on bubbles
     tasks = (WaitTask(**vars(part.task), width=width) for part in parts)
-    waits = [own for found in map_tasks(executor, collect_part, tasks if used.known else ()) for own in found]
-    found, _ = name_stragglers(run, surveys, waits, used=used, nodes=read_device_nodes(run, surveys.facts))
-    num_steps = used.last - used.first + 1 if used.known else 0
+    waits = [own for found in map_tasks(executor, collect_part, tasks if measured.known else ()) for own in found]
+    found, _ = name_stragglers(run, surveys, waits, measured=measured, nodes=read_device_nodes(run, surveys.facts))
+    num_steps = measured.last - measured.first + 1 if measured.known else 0
     return RunStragglers(num_steps=num_steps, steps=steps, found=found or ())
 
 
@@ -75,7 +75,7 @@ def collect_part(task: WaitTask) -> list[RankWaits | None]:
     waits: list[RankWaits | None] = []
     for batch in task.read_placed():
         found = find_blocked_steps(
-            batch, used=task.used, instances=task.instances, width=task.width, errors=task.errors
+            batch, measured=task.measured, instances=task.instances, width=task.width, errors=task.errors
         )
         waits.extend(found.waits)
     return waits
@@ -86,29 +86,29 @@ def name_stragglers(
     surveys: Surveys,
     waits: Sequence[RankWaits | None],
     *,
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     nodes: Sequence[NodeSamples],
 ) -> tuple[tuple[StragglerResult, ...] | None, tuple[str, ...]]:
     """Return the stragglers of a run, and caveats about the other ranks; None where none is known.
 
     Parameters:
-        waits: of each rank in the steps `used`, in bins as wide as `bin_width` says.
+        waits: of each rank in the measured steps, in bins as wide as `bin_width` says.
         nodes: where a rank computes on a device.
     """
     steps = agree_on_rule(surveys.steps)
-    durations = list_durations(steps.values(), used)
-    if not used.known or not len(durations):
+    durations = list_durations(steps.values(), measured)
+    if not measured.known or not len(durations):
         return None, ()  # what is said of the steps says it
     found, caveats = find_stragglers(
         [own for own in waits if own is not None],
-        used=(used.first, used.last),
-        width=bin_width(used.last - used.first + 1, len(surveys.facts)),
+        measured=(measured.first, measured.last),
+        width=bin_width(measured.last - measured.first + 1, len(surveys.facts)),
         step_ns=max(1, round(median(durations))),
         mean_step_ns=float(np.mean(durations)),
         stages={rank: own.pipeline.stages for rank, own in surveys.pipelines.items()},
         hosts={fact.rank: fact.host for fact in surveys.facts},
-        clocks=measure_clocks(_list_devices(surveys, steps, used), nodes, surveys.clocks),
-        slack_of=Slack(surveys.pipelines, (used.first, used.last)).of,
+        clocks=measure_clocks(_list_devices(surveys, steps, measured), nodes, surveys.clocks),
+        slack_of=Slack(surveys.pipelines, (measured.first, measured.last)).of,
     )
     sampled = read_late_lines(run.path) if found else {}
     named = tuple(replace(one, sampled=sampled.get(one.rank)) for one in found)
@@ -127,9 +127,11 @@ def _say_unjudged(surveys: Surveys, waits: Sequence[RankWaits | None]) -> list[s
     return [] if len(judged) > 1 else ["stragglers: no waits of ranks for each other are known in the measured steps"]
 
 
-def list_durations(steps: Iterable[RankSteps], used: MeasuredSteps) -> Column:
-    """Return how long the used steps of all ranks took, ns."""
-    columns = [windows[:, 1] - windows[:, 0] for _, windows in (own.used(used.first, used.last) for own in steps)]
+def list_durations(steps: Iterable[RankSteps], measured: MeasuredSteps) -> Column:
+    """Return how long the measured steps of all ranks took, ns."""
+    columns = [
+        windows[:, 1] - windows[:, 0] for _, windows in (own.between(measured.first, measured.last) for own in steps)
+    ]
     return np.concatenate(columns) if columns else np.zeros(0, np.int64)
 
 
@@ -140,10 +142,10 @@ def read_device_nodes(run: SurveyedRun, facts: Sequence[RankFacts]) -> list[Node
     return list(run.node_samples(max_samples=samples_each(len({fact.host for fact in facts}))).values())
 
 
-def _list_devices(surveys: Surveys, steps: Mapping[int, RankSteps], used: MeasuredSteps) -> Iterator[RankDevice]:
+def _list_devices(surveys: Surveys, steps: Mapping[int, RankSteps], measured: MeasuredSteps) -> Iterator[RankDevice]:
     """Return the device of each rank that recorded which it is, and when the rank's measured steps were."""
     for fact in surveys.facts:
-        _, windows = steps[fact.rank].used(used.first, used.last)
+        _, windows = steps[fact.rank].between(measured.first, measured.last)
         if fact.device_uuid and len(windows):
             yield RankDevice(
                 rank=fact.rank,

@@ -12,8 +12,8 @@ A rank is listed when all of these hold:
   slower than one another);
 - in at least min(0.6, 2 / ranks) of the steps with a notable wait (MIN_WAIT of a step, 50 us at least) it was to blame
   for more of the waits than any other;
-- it was so in at least 3 steps, or in all where fewer are used: one bad step is an event. Where fewer than 5 steps
-  are used, which may be chance, its lag is at least MIN_COST_OF_FEW of a step;
+- it was so in at least 3 steps, or in all where fewer are measured: one bad step is an event. Where fewer than 5
+  are measured, which may be chance, its lag is at least MIN_COST_OF_FEW of a step;
 - without all that are listed a step would be shorter by at least MIN_GAIN, where that is known;
 - its excess, less the mean of the others', is above 0 by more than chance, or far from usual in at least 3 steps;
 - where all ranks of its pipeline stage, and no others, are slow in computation: their work is at least MIN_STAGE more
@@ -106,7 +106,7 @@ class _Balance:
 def find_stragglers(
     waits: Sequence[RankWaits],
     *,
-    used: tuple[int, int],
+    measured: tuple[int, int],
     width: int,
     step_ns: int,
     mean_step_ns: float,
@@ -118,15 +118,15 @@ def find_stragglers(
     """Return the ranks that the others waited for notably, the costliest first, and caveats about the other ranks.
 
     Parameters:
-        used: the first and the last used step.
+        measured: the first and the last measured step.
         step_ns, mean_step_ns: median and mean of the steps.
         stages: pipeline stages by rank. hosts: host by rank. clocks: of the devices by rank, or why they are not known.
-        slack_of: what of the excess of a rank costs nobody anything.
+        slack_of: returns the slack of ranks, the excess that pipeline bubbles absorb.
     """
     waits = [rank for rank in waits if len(rank.work)]
     if len(waits) < 2:
         return (), ()
-    balance = _weigh(waits, num_bins=-(-(used[1] - used[0] + 1) // width))
+    balance = _weigh(waits, num_bins=-(-(measured[1] - measured[0] + 1) // width))
     threshold = max(MIN_WAIT_NS, int(MIN_WAIT * step_ns))
     notable = (balance.lag.max(axis=1) >= threshold) & (balance.blame.max(axis=1) > 0)
     foremost = np.where(notable, balance.blame.argmax(axis=1), -1)
@@ -137,7 +137,7 @@ def find_stragglers(
     times_foremost = np.bincount(foremost[foremost >= 0], minlength=num_ranks)
     share = times_foremost / max(1, int(notable.sum()))
     # Over few steps noise looks like a straggler, so that it must cost more.
-    min_cost = MIN_COST if used[1] - used[0] + 1 >= ENOUGH_STEPS else MIN_COST_OF_FEW
+    min_cost = MIN_COST if measured[1] - measured[0] + 1 >= ENOUGH_STEPS else MIN_COST_OF_FEW
     chosen = (lag >= min_cost * step_ns) & (share >= min(0.6, 2 / num_ranks))
     chosen &= times_foremost >= min(MIN_STEPS, num_bins)
     more = beyond_the_others(balance.excess)
@@ -180,7 +180,7 @@ def find_stragglers(
                 lag_ns_per_step=None if gain is None else int(gain),
                 together_ns_per_step=None if together is None else int(together),
                 slowdown_together=_speed_up(step_ns, mean_step_ns, together),
-                since_step=used[0] + find_onset(balance.excess[:, at]) * width,
+                since_step=measured[0] + find_onset(balance.excess[:, at]) * width,
                 phase=phase,
                 phases_ns=phases_ns,
                 cause=_find_cause(balance, at, phase, stage, hosts or {}, clocks or {}),

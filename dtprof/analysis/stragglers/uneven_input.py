@@ -31,7 +31,7 @@ def find_uneven_input(
     steps: Mapping[int, RankSteps],
     consumed: Mapping[int, RankConsumption],
     waits: Sequence[RankWaits | None],
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     *,
     width: int,
     step_ns: int | None,
@@ -45,12 +45,12 @@ def find_uneven_input(
         step_ns: the median.
     """
     known = [own for own in waits if own is not None and own.rank in consumed and own.rank in steps]
-    if len(known) < 2 or not used.known or not step_ns:
+    if len(known) < 2 or not measured.known or not step_ns:
         return ()
     num_bins = min(len(own.steps) for own in known)
-    numbers = np.arange(used.first, used.first + num_bins * width)
+    numbers = np.arange(measured.first, measured.first + num_bins * width)
     whole = np.all([own.steps[:num_bins] == width for own in known], axis=0)
-    whole &= numbers[::width] + width - 1 <= used.last
+    whole &= numbers[::width] + width - 1 <= measured.last
     work = np.array([own.work[:num_bins][whole] for own in known], np.float64)
     for column, quantity in enumerate(QUANTITIES):
         given = np.array([consumed[own.rank].at(numbers, column) for own in known], np.float64)

@@ -47,7 +47,7 @@ class RunDetail:
     ranks: tuple[int, ...]  # of the newest attempt
     surveys: Surveys
     steps: dict[int, RankSteps]
-    used: MeasuredSteps
+    measured: MeasuredSteps
     whole: StepExtent | None = None  # of the run where only some of its steps were read
 
     @property
@@ -73,7 +73,7 @@ class RankDetail:
     boot_id: str  # of its host, as recorded
     clocks: Clocks
     steps: RankSteps
-    used: MeasuredSteps  # of the run
+    measured: MeasuredSteps  # of the run
     parts: dict[str, Column] | None  # of each step, those of PARTS that are known; None: none is
     part_stretches: tuple[Intervals, Column]  # the same as stretches, and the part as position in PARTS
     phases: dict[str, Column]  # of each step, by PHASES
@@ -158,8 +158,8 @@ def _read_detail(run: SurveyedRun, ranks: Sequence[int], executor: Executor) -> 
 
 def _describe_run(run: SurveyedRun, ranks: Sequence[int], surveys: Surveys) -> RunDetail:
     steps = agree_on_rule(surveys.steps)
-    used = choose_steps(list(steps.values()))
-    return RunDetail(run=run, ranks=tuple(ranks), surveys=surveys, steps=steps, used=used)
+    measured = choose_steps(list(steps.values()))
+    return RunDetail(run=run, ranks=tuple(ranks), surveys=surveys, steps=steps, measured=measured)
 
 
 def read_to_sum(run: SurveyedRun, executor: Executor) -> RunDetail:
@@ -237,7 +237,7 @@ def _collect_details(
 def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Channel]], PartFacts]:
     """Return the function that gives the facts of some ranks, whose operations use these channels."""
     first_number = _number_channels(detail.surveys.instances)
-    unknown = detail.surveys.pipeline_windows(detail.used).unknown
+    unknown = detail.surveys.pipeline_windows(detail.measured).unknown
     return lambda part, channels: PartFacts(
         boots={rank: detail.surveys.boots[rank] for rank in part},
         first_number={channel: first_number[channel] for channel in channels},
@@ -246,9 +246,9 @@ def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Channel]],
 
 
 def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
-    windows = detail.surveys.pipeline_windows(detail.used)
+    windows = detail.surveys.pipeline_windows(detail.measured)
     facts_of = _facts_of(detail)
-    for part in part_ranks(detail.run, detail.surveys, used=detail.used, steps=detail.steps, windows=windows):
+    for part in part_ranks(detail.run, detail.surveys, measured=detail.measured, steps=detail.steps, windows=windows):
         yield DetailTask(**vars(part.task), facts=facts_of(part.ranks, part.channels))
 
 
@@ -266,7 +266,7 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
     bubbles = find_bubbles(tables, spans, operations, task.pipeline_windows[rank])
     instance, arrived = _number_instances(rank, operations, matched, task.instances, facts.first_number)
     parts, stretches = None, (NONE, np.zeros(0, np.int64))
-    if len(own.windows) and not _unobserved(operations, blocked, own, task.used).any():
+    if len(own.windows) and not _unobserved(operations, blocked, own, task.measured).any():
         exposed = split_blocked(blocked, timing, blocked.counts)
         stretches = paint_steps(own.windows, phases, *exposed, bubbles)
         parts = _sum_up(stretches, own.windows, PARTS)
@@ -278,7 +278,7 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
         boot_id=facts.boots[rank],
         clocks=task.clocks,
         steps=own,
-        used=task.used,
+        measured=task.measured,
         parts=parts,
         part_stretches=stretches,
         phases=_sum_up(phase_stretches, own.windows, PHASES),
@@ -293,9 +293,9 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
     )
 
 
-def _unobserved(operations: Array, blocked: Blocked, own: RankSteps, used: MeasuredSteps) -> Mask:
+def _unobserved(operations: Array, blocked: Blocked, own: RankSteps, measured: MeasuredSteps) -> Mask:
     """Say which operations in the measured steps kept the program for a time that is not known."""
-    _, windows = own.used(used.first, used.last)
+    _, windows = own.between(measured.first, measured.last)
     return (locate(operations["issued_ns"], windows) >= 0) & ~blocked.known & blocked.counts
 
 

@@ -64,8 +64,8 @@ def examine(
         run, executor, surveys=surveys, collect=collector.at
     )
     if surveys.ranges is not None:
-        used = choose_steps(list(agree_on_rule(surveys.steps).values()))
-        first, last = newest_range(surveys.ranges, used)
+        measured = choose_steps(list(agree_on_rule(surveys.steps).values()))
+        first, last = newest_range(surveys.ranges, measured)
         summary = replace(
             summary,
             cannot_tell=(

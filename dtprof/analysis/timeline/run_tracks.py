@@ -63,11 +63,11 @@ class BarNames:
         names = np.array([0, *(self.name(name) for name in others.names.values[1:])], np.uint16)
         return replace(track, kind=kinds[track.kind], name=names[track.name])
 
-    def only(self, used: Column) -> tuple["BarNames", npt.NDArray[np.uint16]]:
+    def only(self, measured: Column) -> tuple["BarNames", npt.NDArray[np.uint16]]:
         """Return those of some names, and the new number of each name."""
         few, numbers = BarNames(), np.zeros(len(self.names), np.uint16)
         few.kinds = self.kinds
-        for number in used.tolist():
+        for number in measured.tolist():
             numbers[number] = few.name(self.names[number]) if number else 0
         return few, numbers
 

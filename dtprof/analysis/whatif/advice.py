@@ -75,20 +75,20 @@ def summarise_closely_advised(
         in_short: predict only what advice needs.
     """
     surveys = surveys or survey_to_sum(run, newest_ranks(run.folders), executor)
-    used = choose_steps(list(agree_on_rule(surveys.steps).values()))
-    chosen = _choose_steps(run, surveys, used)
+    measured = choose_steps(list(agree_on_rule(surveys.steps).values()))
+    chosen = _choose_steps(run, surveys, measured)
     lines = LineCollector(first=chosen[0], last=chosen[1]) if not isinstance(chosen, str) else None
-    reduced, collected = _reduce(run, executor, surveys, used, lines=lines, collect=collect)
-    summary = state_summary(run, surveys, reduced, used=used)
+    reduced, collected = _reduce(run, executor, surveys, measured, lines=lines, collect=collect)
+    summary = state_summary(run, surveys, reduced, measured=measured)
     found = [line for line, _ in collected if line is not None]
-    prediction = _predict(run, surveys, found, used, in_short=in_short) if found else None
+    prediction = _predict(run, surveys, found, measured, in_short=in_short) if found else None
     if prediction is None:
         prediction = Prediction(run=run.name, cannot_tell=(str(chosen),))
     details = [detail for _, detail in collected if detail is not None]
     known = prediction
     stragglers = summary.stragglers
     if prediction.replay_error is None and stragglers and len(stragglers) == 1:
-        known = _replay_without(run, executor, surveys, used, stragglers[0].rank) or prediction
+        known = _replay_without(run, executor, surveys, measured, stragglers[0].rank) or prediction
     if stragglers:
         stragglers = add_replayed_lag(stragglers, known)
     summary = replace(summary, advice=state_advice(prediction), stragglers=stragglers)
@@ -99,7 +99,7 @@ def _reduce(
     run: SurveyedRun,
     executor: Executor,
     surveys: Surveys,
-    used: MeasuredSteps,
+    measured: MeasuredSteps,
     *,
     lines: LineCollector | None,
     collect: CollectDetails[Found] | None,
@@ -113,26 +113,35 @@ def _reduce(
         collector = _Collector(lines=lines, details=collect)
         makes = lines is not None or collect is not None
         reduced = reduce_run(
-            run, executor, surveys=surveys, used=used, make_collector=(lambda *_: collector.at) if makes else None
+            run,
+            executor,
+            surveys=surveys,
+            measured=measured,
+            make_collector=(lambda *_: collector.at) if makes else None,
         )
         return reduced, reduced.details
-    summed: Reductions = reduce_run(run, executor, surveys=surveys, used=used)
+    summed: Reductions = reduce_run(run, executor, surveys=surveys, measured=measured)
     found: list[tuple[RankLine | None, Found | None]] = []
     wanted: list[tuple[tuple[int, int], _Collector[Found]]] = []
     if lines is not None:
         wanted.append(((lines.first, lines.last), _Collector(lines=lines, details=None)))
     if collect is not None:
-        wanted.append((newest_range(surveys.ranges, used), _Collector(lines=None, details=collect)))
+        wanted.append((newest_range(surveys.ranges, measured), _Collector(lines=None, details=collect)))
     for (first, last), collector in wanted:
-        some = replace(used, first=first, last=last)
+        some = replace(measured, first=first, last=last)
         found += reduce_run(
-            run, executor, surveys=surveys, used=some, make_collector=lambda *_, at=collector.at: at, detail=SUMS_ALONE
+            run,
+            executor,
+            surveys=surveys,
+            measured=some,
+            make_collector=lambda *_, at=collector.at: at,
+            detail=SUMS_ALONE,
         ).details
     return summed, found
 
 
 def _replay_without(
-    run: SurveyedRun, executor: Executor, surveys: Surveys, used: MeasuredSteps, rank: int
+    run: SurveyedRun, executor: Executor, surveys: Surveys, measured: MeasuredSteps, rank: int
 ) -> Prediction | None:
     """Predict steps without a straggler where too many records kept them from being replayed beside the summary.
 
@@ -140,8 +149,8 @@ def _replay_without(
     and more records are replayed.
     """
     events = sum(fact.events for fact in surveys.facts)
-    few = MIN_STEPS * events / max(1, used.count)
-    if few > MAX_RECORDS_OF_LAG or find_obstacle(run, surveys, used) or run.manifest.imported == IMPORTED_PIPELINE:
+    few = MIN_STEPS * events / max(1, measured.count)
+    if few > MAX_RECORDS_OF_LAG or find_obstacle(run, surveys, measured) or run.manifest.imported == IMPORTED_PIPELINE:
         return None
     whole = surveys
     if events > MAX_READ_ONCE_MORE:
@@ -151,15 +160,15 @@ def _replay_without(
         # Twice as many: steps that are not complete are left out, and so is what follows them while caches fill.
         run = whole_run.only_newest(int(2 * max(RECORDS_OF_LAG, few)))
         surveys = survey_run(run, newest_ranks(run.folders), executor)
-        used = choose_steps(list(agree_on_rule(surveys.steps).values()))
-    first, last = choose_middle(used, whole, most_records=RECORDS_OF_LAG, fewest=MIN_STEPS)
+        measured = choose_steps(list(agree_on_rule(surveys.steps).values()))
+    first, last = choose_middle(measured, whole, most_records=RECORDS_OF_LAG, fewest=MIN_STEPS)
     if last - first + 1 < MIN_STEPS:
         return None
     collector: _Collector[None] = _Collector(lines=LineCollector(first=first, last=last), details=None)
     reduced = reduce_run(
-        run, executor, surveys=surveys, used=used, make_collector=lambda *_: collector.at, detail=SUMS_ALONE
+        run, executor, surveys=surveys, measured=measured, make_collector=lambda *_: collector.at, detail=SUMS_ALONE
     )
-    source = join_lines(run, surveys, [line for line, _ in reduced.details if line is not None], used=used)
+    source = join_lines(run, surveys, [line for line, _ in reduced.details if line is not None], measured=measured)
     if isinstance(source, str):
         return None
     return predict(run.name, source, [Fix(what=RANK, value=str(rank))], in_short=True)
@@ -187,30 +196,32 @@ def add_replayed_lag(listed: Sequence[StragglerResult], found: Prediction) -> tu
     return (replace(own, replayed_lag_ns_per_step=lag, replayed_lag_interval_ns_per_step=(low, high)),)
 
 
-def _choose_steps(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> tuple[int, int] | str:
+def _choose_steps(run: SurveyedRun, surveys: Surveys, measured: MeasuredSteps) -> tuple[int, int] | str:
     """Return the first and the last step to replay, from the middle of the run; a sentence where none can be."""
-    obstacle = find_obstacle(run, surveys, used)
+    obstacle = find_obstacle(run, surveys, measured)
     if obstacle:
         return obstacle
     if run.manifest.imported == IMPORTED_PIPELINE:
         return "whatif: imported operations of pipelines are replayed by `dtprof whatif` alone"
-    count = used.last - used.first + 1
+    count = measured.last - measured.first + 1
     if count < MIN_STEPS:
         return f"whatif: a prediction takes {MIN_STEPS} measured steps, the run has {count}"
     events = sum(fact.events for fact in surveys.facts)
-    first, last = choose_middle(used, surveys, most_records=min(max(MAX_RECORDS, MAX_SHARE * events), RECORDS_OF_LAG))
+    first, last = choose_middle(
+        measured, surveys, most_records=min(max(MAX_RECORDS, MAX_SHARE * events), RECORDS_OF_LAG)
+    )
     if last - first + 1 < MIN_STEPS:
         return (
-            f"whatif: a step of {len(surveys.facts):,} ranks has {events / max(1, used.count):,.0f} records, too many "
-            "to be replayed beside the summary; `dtprof whatif` does"
+            f"whatif: a step of {len(surveys.facts):,} ranks has {events / max(1, measured.count):,.0f} records, too "
+            "many to be replayed beside the summary; `dtprof whatif` does"
         )
     return first, last
 
 
 def _predict(
-    run: SurveyedRun, surveys: Surveys, lines: Sequence[RankLine], used: MeasuredSteps, *, in_short: bool
+    run: SurveyedRun, surveys: Surveys, lines: Sequence[RankLine], measured: MeasuredSteps, *, in_short: bool
 ) -> Prediction:
-    source = join_lines(run, surveys, lines, used=used)
+    source = join_lines(run, surveys, lines, measured=measured)
     if isinstance(source, str):
         return Prediction(run=run.name, cannot_tell=(source,))
     found = predict(run.name, source, (), in_short=in_short)

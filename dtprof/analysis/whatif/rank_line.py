@@ -75,7 +75,7 @@ class LineCollector:
 def draw_line(rank: RankTiming, first: int, last: int) -> RankLine:
     """Return the main line of one rank from the first to the last of these steps."""
     tables, operations = rank.tables, rank.operations
-    numbers, windows = rank.steps.used(first, last)
+    numbers, windows = rank.steps.between(first, last)
     bounds = np.r_[windows[:1, 0], windows[:, 1]]
     begin, end = (int(bounds[0]), int(bounds[-1])) if len(bounds) else (0, 0)
     issued = operations["issued_ns"]

@@ -29,24 +29,24 @@ IMPORTED_PIPELINE = "StragglerAnalysis"
 def read_graph(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> Replayable | str:
     """Return a run as a graph, or a sentence that names the missing records."""
     surveys = survey_to_sum(run, newest_ranks(run.folders), executor)
-    used = choose_steps(list(agree_on_rule(surveys.steps).values()))
-    obstacle = find_obstacle(run, surveys, used)
+    measured = choose_steps(list(agree_on_rule(surveys.steps).values()))
+    obstacle = find_obstacle(run, surveys, measured)
     if obstacle:
         return obstacle
     if run.manifest.imported == IMPORTED_PIPELINE:
         return _read_pipelines(run, surveys)
-    first, last = choose_middle(used, surveys, most_records=MAX_RECORDS, fewest=MIN_STEPS)
+    first, last = choose_middle(measured, surveys, most_records=MAX_RECORDS, fewest=MIN_STEPS)
     collector = LineCollector(first=first, last=last)
-    some = replace(used, first=first, last=last)
+    some = replace(measured, first=first, last=last)
     reduced = reduce_run(
-        run, executor, surveys=surveys, used=some, make_collector=lambda *_: collector.at, detail=SUMS_ALONE
+        run, executor, surveys=surveys, measured=some, make_collector=lambda *_: collector.at, detail=SUMS_ALONE
     )
-    return join_lines(run, surveys, reduced.details, used=used)
+    return join_lines(run, surveys, reduced.details, measured=measured)
 
 
-def find_obstacle(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> str:
+def find_obstacle(run: SurveyedRun, surveys: Surveys, measured: MeasuredSteps) -> str:
     """Return why a run cannot be replayed, as far as its survey tells; empty where it can."""
-    if not used.known:
+    if not measured.known:
         return (
             "whatif: the run has no measured steps, which a change could make shorter; record three steps or more that "
             "end with an optimizer step or dtprof.step()"
@@ -76,7 +76,7 @@ def find_obstacle(run: SurveyedRun, surveys: Surveys, used: MeasuredSteps) -> st
 
 
 def join_lines(
-    run: SurveyedRun, surveys: Surveys, found: Sequence[RankLine], *, used: MeasuredSteps
+    run: SurveyedRun, surveys: Surveys, found: Sequence[RankLine], *, measured: MeasuredSteps
 ) -> Replayable | str:
     """Return the lines of all ranks, of the same steps, as a graph; a sentence where they cannot be replayed."""
     lines = [_with_stage(line, surveys) for line in found]
@@ -96,11 +96,12 @@ def join_lines(
     graph = job_graph.build_graph(lines)
     if isinstance(graph, str):
         return f"whatif: the run cannot be replayed: {graph}"
-    times = measure_times(list(surveys.pipelines.values()), (used.first, used.last))
+    times = measure_times(list(surveys.pipelines.values()), (measured.first, measured.last))
     caveats = []
     first, last = graph.steps
-    if (first, last) != (used.first, used.last):
-        caveats.append(f"whatif: of {used.last - used.first + 1:,} measured steps {first} to {last} are replayed")
+    if (first, last) != (measured.first, measured.last):
+        num_steps = measured.last - measured.first + 1
+        caveats.append(f"whatif: of {num_steps:,} measured steps {first} to {last} are replayed")
     attempt = newest_attempt(run.folders)
     if attempt:
         caveats.append(f"whatif: the job was restarted {plural(attempt, 'time')}; only its last attempt is replayed")
@@ -112,7 +113,9 @@ def join_lines(
     )
 
 
-def choose_middle(used: MeasuredSteps, surveys: Surveys, *, most_records: float, fewest: int = 0) -> tuple[int, int]:
+def choose_middle(
+    measured: MeasuredSteps, surveys: Surveys, *, most_records: float, fewest: int = 0
+) -> tuple[int, int]:
     """Return the first and the last step to replay: all measured ones, or as many from the middle as a bound allows.
 
     The summary and `dtprof whatif` both choose by this: of a run within both bounds they give the same figures.
@@ -121,10 +124,10 @@ def choose_middle(used: MeasuredSteps, surveys: Surveys, *, most_records: float,
         most_records: of the steps together.
         fewest: steps that are replayed whatever they hold, where there are as many.
     """
-    count = used.last - used.first + 1
-    a_step = sum(fact.events for fact in surveys.facts) / max(1, used.count)
+    count = measured.last - measured.first + 1
+    a_step = sum(fact.events for fact in surveys.facts) / max(1, measured.count)
     chosen = min(count, max(fewest, int(most_records / max(1.0, a_step))))
-    first = used.first + (count - chosen) // 2
+    first = measured.first + (count - chosen) // 2
     return first, first + chosen - 1
 
 

@@ -174,7 +174,8 @@ class PipelineTimes:
         label = f"schedule={name}, microbatches={count}"
         if name not in SCHEDULES:
             raise Unpredictable(
-                f"{label}: the run's schedule {self.name!r} is none that can be planned; name one with it"
+                f"{label}: the run's schedule {self.name!r} cannot be planned; expected schedule=NAME with it, one of "
+                f"{', '.join(SCHEDULES)}"
             )
         planned = self._plan(name, count, is_even=split is not None)
         if planned is None:
@@ -239,7 +240,7 @@ def _regroup(took: Floats, stages: int) -> Floats:
     return times
 
 
-def measure_times(pipelines: Sequence[RankPipeline], used: tuple[int, int]) -> PipelineTimes | str:
+def measure_times(pipelines: Sequence[RankPipeline], measured: tuple[int, int]) -> PipelineTimes | str:
     """Return the stage times of the first pipeline whose ranks all kept actions; a sentence where there is none."""
     by_key: dict[PipelineKey, list[RankPipeline]] = {}
     for member in pipelines:
@@ -247,7 +248,7 @@ def measure_times(pipelines: Sequence[RankPipeline], used: tuple[int, int]) -> P
     for members in by_key.values():
         members.sort(key=lambda member: member.pipeline.group_rank)
         shared = set.intersection(*(set(member.actions["step"].tolist()) for member in members))
-        steps = sorted(step for step in shared if used[0] <= step <= used[1])[:MAX_STEPS]
+        steps = sorted(step for step in shared if measured[0] <= step <= measured[1])[:MAX_STEPS]
         if len(members) == members[0].pipeline.group_size and steps:
             return _measure(members, steps)
     return "the run has no pipeline schedule" if not by_key else "no pipeline has all its ranks in the run"

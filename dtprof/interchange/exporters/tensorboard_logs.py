@@ -25,6 +25,7 @@ from dtprof.analysis.timeline.operation_detail import (
     read_chosen,
     read_ranks,
 )
+from dtprof.columns import known_medians
 from dtprof.formatting import format_count
 from dtprof.interchange.exporters.exported_steps import choose_window
 from dtprof.interchange.exporters.kineto_export import RankTrace, trace_collector, write_traces
@@ -46,8 +47,8 @@ DESCRIPTIONS = {
     "exposed_ms": _DEFINITIONS["exposed_ns"],
     "step_slowest_ms": "What the slowest rank took for the step.",
     "step_fastest_ms": "What the fastest rank took for the step.",
-    "tokens_per_s": "Tokens that the whole job consumed a second; of the steps used.",
-    "samples_per_s": "Samples that the whole job consumed a second; of the steps used.",
+    "tokens_per_s": "Tokens that the whole job consumed a second; of the measured steps.",
+    "samples_per_s": "Samples that the whole job consumed a second; of the measured steps.",
     **{f"{PARTS_MS}/{part}": _DEFINITIONS[f"{part}_ns"] for part in PARTS},
 }
 PHASE, MEMORY = "Time of the step in this phase.", "The largest sample within the step."
@@ -187,7 +188,7 @@ class ScalarLogs:
         of_job = {
             tag: np.array([text.get(step, np.nan) for step in numbers.tolist()]) for tag, text in consumed.items()
         }
-        medians = {tag: _median(table) for tag, table in tables.items()}
+        medians = {tag: known_medians(table) for tag, table in tables.items()}
         descriptions = {tag: OF_RANKS + text for tag in medians if (text := self._describe(tag))}
         descriptions |= {tag: self._describe(tag) for tag in extremes | of_job}
         log.scalars(numbers, walls_s, medians | extremes | of_job, descriptions=descriptions)
@@ -298,10 +299,10 @@ def rank_series(rank: RankDetail) -> RankSeries:
 
 
 def consumption(run: RunDetail) -> dict[str, dict[int, float]]:
-    """Return the throughput of the whole job in each used step, by tag and step."""
+    """Return the throughput of the whole job in each measured step, by tag and step."""
     surveys = run.surveys
     found, _ = measure_throughput(
-        run.steps, surveys.consumed, surveys.distinct_groups(), run.used, incomplete=surveys.incomplete
+        run.steps, surveys.consumed, surveys.distinct_groups(), run.measured, incomplete=surveys.incomplete
     )
     if found is None:
         return {}
@@ -355,14 +356,6 @@ def _at(rank: RankSeries, tag: str, numbers: Column) -> Floats:
         return np.full(len(numbers), np.nan)
     at = np.minimum(np.searchsorted(rank.numbers, numbers), len(rank.numbers) - 1)
     return np.where(rank.numbers[at] == numbers, rank.columns[tag][at], np.nan)
-
-
-def _median(table: Floats) -> Floats:
-    """Return the median over ranks of the known values; nan where none is known."""
-    known = ~np.isnan(table).all(axis=0)
-    medians = np.full(table.shape[1], np.nan)
-    medians[known] = np.nanmedian(table[:, known], axis=0)
-    return medians
 
 
 def _spread_over(ranks: Sequence[int], limit: int) -> set[int]:

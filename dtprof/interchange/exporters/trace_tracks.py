@@ -204,7 +204,7 @@ def assign_lanes(begin: Column, end: Column) -> Column:
 
 def _steps(rank: RankDetail) -> TraceTrack:
     numbers, windows = rank.steps.numbers, rank.steps.windows
-    used = ((numbers >= rank.used.first) & (numbers <= rank.used.last)).astype(np.int64)
+    used = ((numbers >= rank.measured.first) & (numbers <= rank.measured.last)).astype(np.int64)
     names = tuple(f"step {number}" for number in numbers.tolist())
     return TraceTrack(
         name=STEPS,

@@ -38,7 +38,7 @@ STEPS = (
     Column(name="used", dtype="bool", meaning="figures are taken from it: no warm-up, and every rank has it"),
 )
 THROUGHPUT = (
-    Column(name="step", dtype="int64", meaning="number of the used step, from 1"),
+    Column(name="step", dtype="int64", meaning="number of the measured step, from 1"),
     *(
         Column(
             name=f"{what}_per_s",

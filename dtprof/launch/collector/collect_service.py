@@ -27,7 +27,7 @@ MOST_FILE_BYTES = 512 << 20
 LEAST_TAIL_S, MOST_TAIL_S = 1.0, 120.0
 BUSY, IDLE = 0.5, 0.25
 """Shares of one core, worked or waited for: above the first tails come seldomer, below the second more often."""
-LOOK_EVERY_S = 2.0
+POLL_INTERVAL_S = 2.0
 
 RouteHandler = Callable[[Request], Awaitable[Response]]
 
@@ -40,10 +40,10 @@ class Load:
         self.tail_every_s = LEAST_TAIL_S
         self._seen_s, self._worked_s = time.monotonic(), _wanted_s()
 
-    def look(self) -> float:
+    def poll(self) -> float:
         """Return after how many seconds a sender may send its newest records again."""
         now_s = time.monotonic()
-        if now_s - self._seen_s >= LOOK_EVERY_S:
+        if now_s - self._seen_s >= POLL_INTERVAL_S:
             worked_s = _wanted_s()
             share = (worked_s - self._worked_s) / (now_s - self._seen_s)
             if share > BUSY:
@@ -91,7 +91,7 @@ def make_app(store: RunStore, *, token: str, note: Callable[[str], None]) -> Sta
         return handler
 
     def answer(**fields: object) -> Response:
-        return Response(json.dumps({**fields, "tail_every_s": load.look()}), media_type="application/json")
+        return Response(json.dumps({**fields, "tail_every_s": load.poll()}), media_type="application/json")
 
     async def open_run(request: Request) -> Response:
         given = read_opening(await _body(request, MOST_MANIFEST_BYTES))
