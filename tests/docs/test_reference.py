@@ -31,7 +31,7 @@ from dtprof.report.documents.summary_json import summary_json
 from dtprof.report.documents.verdict_json import verdict_json
 from tests.analysis.noisy_runs import noisy_run
 from tests.docs import embedded_figures, embedded_help, embedded_programs, embedded_tables
-from tests.docs.pages import REPOSITORY, load
+from tests.docs.pages import REPOSITORY, load, slug_of
 from tests.report.example_summaries import summary_of
 
 
@@ -138,6 +138,14 @@ def test_every_figure_is_listed_as_declared_and_defined_under_its_heading() -> N
     assert embedded_figures.shown(page.text) == list(metric_registry.KINDS)
     assert page.text == embedded_figures.refresh(page.text), "run: python -m tests.docs.embedded_figures"
     assert {metric.section for metric in metric_registry.METRICS} - set(page.headings()) == set()
+
+
+def test_the_contents_of_the_metrics_page_list_every_section() -> None:
+    page = load("docs/reference/metrics.md").text
+    contents, _, body = page.partition("\n## ")
+    sections = re.findall(r"^## (.*)$", f"## {body}", re.MULTILINE)
+    assert len(sections) > 25
+    assert [section for section in sections if f"[{section}](#{slug_of(section)})" not in contents] == []
 
 
 def test_the_gallery_shows_programs_of_the_corpus_as_they_are() -> None:
