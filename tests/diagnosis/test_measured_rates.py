@@ -2,10 +2,10 @@
 
 import pytest
 
+from dtprof.diagnosis.divergence.skip_findings import OR_SWAPPED
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.measured_rates import RATES, with_measured_rate
 from dtprof.diagnosis.rules import KINDS
-from dtprof.diagnosis.rules.rank_skipped_collective import OR_SWAPPED
 from dtprof.lint.program_order import SourcePlace
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by

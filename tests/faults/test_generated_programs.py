@@ -33,7 +33,7 @@ def test_columns_spare_the_comparison_of_single_operations_and_change_no_verdict
         looked.append(_)
         return False
 
-    monkeypatch.setattr("dtprof.diagnosis.rules.rank_skipped_collective._go_alike", look_closely)
+    monkeypatch.setattr("dtprof.diagnosis.divergence.skipped_calls.issued_same_collectives", look_closely)
     again = list(generate(len(MUTATIONS), seed=7))
     assert [case.verdict for case in again] == [case.verdict for case in sample[: len(again)]]
     assert looked

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.sequence_alignment import MAX_SHIFT
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.parting_calls import deviating_sites, find_ways_past, operation_before, part_sites
@@ -25,8 +26,6 @@ from dtprof.job.issued_operations import Operation
 from dtprof.records.codes import DONE
 from dtprof.records.tables import Array
 
-MAX_SHIFT = 16
-"""Operations a rank may have skipped or added in a row to be recognised."""
 MIN_TAIL = 4
 """Calls that must fit when shifted."""
 MIN_LAST = 2

@@ -2,13 +2,12 @@
 
 import pytest
 
+from dtprof.diagnosis.divergence.skip_findings import OR_SWAPPED
 from dtprof.diagnosis.job_state import JobState, Stack
-from dtprof.diagnosis.rules.rank_skipped_collective import OR_SWAPPED
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.sites import Site
-from dtprof.records.tables import ThreadException
-from tests.builders import START_NS, RankBuilder
+from tests.builders import RankBuilder
 from tests.diagnosis.judging import (
     CONNECTION_LOST,
     STEP,
@@ -250,30 +249,6 @@ def test_a_call_skipped_on_a_subgroup_is_reported_for_that_group_whoever_waits_f
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-skipped-collective", (3,), (2,))
     assert finding.group is not None
     assert (finding.group.ranks, finding.call_sites[2].line) == ((2, 3), 30)
-
-
-def leaving_a_loop(culprits: tuple[int, ...]) -> JobState:
-    """Return two pairs that reduce in groups of their own in three rounds; culprits go to a barrier in the fourth."""
-    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
-    for rank in ranks:
-        pairs = [rank.group("1", (0, 1)), rank.group("2", (2, 3))]
-        for t in (0, 100, 200):
-            rank.op(
-                "all_reduce", t, t + 9, group=pairs[rank.rank // 2], site=rank.site("all_reduce", line=10), nbytes=8
-            )
-        if rank.rank in culprits:
-            rank.op("barrier", 300, site=rank.site("barrier", line=20))
-        else:
-            rank.op("all_reduce", 300, group=pairs[rank.rank // 2], site=rank.site("all_reduce", line=10), nbytes=8)
-    return build_job(ranks, exit_status=None)
-
-
-def test_each_pair_of_which_one_left_the_loop_before_the_other_is_a_fault_of_its_own() -> None:
-    findings = decide(leaving_a_loop((1, 3))).findings
-    assert [(finding.kind, finding.culprit_ranks, finding.waiting_ranks) for finding in findings] == [
-        ("rank-skipped-collective", (1,), (0,)),
-        ("rank-skipped-collective", (3,), (2,)),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -811,48 +786,6 @@ def test_a_call_that_the_source_makes_before_and_after_that_of_the_others_is_in_
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
 
 
-@pytest.mark.parametrize("by_all", [False, True])
-def test_a_collective_skipped_in_an_earlier_iteration_explains_the_wait_for_a_rank_that_exited(
-    by_all: bool,
-) -> None:
-    """Rank 2 sends without the weights of round 3, and ends one broadcast short; or all did so, and it only left."""
-    ranks = pair(3)
-    for rank in ranks:
-        weights, sent = rank.site("broadcast", line=10), rank.site("send", line=20)
-        for i in range(6):
-            t, is_last = i * STEP, i == 5
-            if i != 3 or (rank.rank != 2 and not by_all):
-                is_open = is_last and rank.rank != 2
-                if not (is_last and by_all and rank.rank == 2):
-                    rank.op("broadcast", t, None if is_open else t + 9, site=weights, nbytes=8, peer=0)
-            if not (is_last and (rank.rank != 2 or by_all)):
-                rank.op("send", t + 20, t + 29, peer=(rank.rank + 1) % 3, site=sent, nbytes=8)
-    ranks[2].closed = True
-    finding = decide(build_job(ranks, statuses={2: (0, 6 * STEP)})).findings[0]
-    kind = "rank-exited" if by_all else "rank-skipped-collective"
-    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
-    if not by_all:
-        assert (finding.op, finding.seq, finding.waiting_ranks) == ("broadcast", 3, (0, 1))
-
-
-@pytest.mark.parametrize(("size", "kind"), [(3, "rank-skipped-collective"), (5, "size-mismatch")])
-def test_the_size_of_the_next_call_reveals_a_skipped_tensor(size: int, kind: str) -> None:
-    """Rank 0 scatters shards of 8, 6 and 3; gloo aborts rank 2, whose second shard is another."""
-    ranks = pair(3)
-    for rank in ranks:
-        site = rank.site("scatter", line=10)
-        for i, shard in enumerate((8, 6, 3)):
-            is_root, is_odd = rank.rank == 0, rank.rank == 2 and i == 1
-            is_open = is_odd or (is_root and i == 2)
-            given = size if is_odd else shard * (3 if is_root else 1)
-            rank.op("scatter", 100 * i, None if is_open else 100 * i + 9, site=site, nbytes=given, peer=0)
-            if is_odd:
-                break
-    statuses = {0: (1, 400), 1: (-15, 500), 2: (-6, 300)}
-    finding = decide(build_job(ranks, statuses=statuses)).findings[0]
-    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
-
-
 @pytest.mark.parametrize("function", ["main.<locals>.<lambda>", "step"])
 def test_two_lambdas_of_one_line_one_of_which_calls_a_function_are_calls_of_a_list(function: str) -> None:
     """Line 60 calls what a list at line 50 has, `[lambda: table(), lambda: dist.barrier()]`, or a function there."""
@@ -943,28 +876,6 @@ def test_a_rank_past_a_new_broadcast_counts_among_those_that_issued_it() -> None
             rank.op("broadcast", 310, site=publish, step=3, nbytes=4, peer=0)
     finding = judge(ranks, exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.op) == ("rank-skipped-collective", (2,), "broadcast")
-
-
-@pytest.mark.parametrize(("raised", "kind"), [(True, "rank-skipped-collective"), (False, "group-order-inversion")])
-def test_a_rank_whose_thread_died_left_out_the_calls_of_its_group(*, raised: bool, kind: str) -> None:
-    ranks = pair(3)
-    for rank in ranks:
-        reports = rank.group("reports", (0, 1, 2))
-        for t in (0, 100, 200):
-            rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=10), nbytes=64)
-            rank.op("all_reduce", t + 10, t + 19, site=rank.site("all_reduce", line=20), group=reports, thread=2)
-        if rank.rank == 2:
-            rank.op("barrier", 300, site=rank.site("barrier", line=30))
-            frame = Site(file="/home/me/train.py", line=19, function="report")
-            error = ThreadException(
-                t_ns=START_NS + 290, type="KeyError", message="loss", traceback="", frame=frame, thread="report"
-            )
-            rank.thread_exceptions += [error] * raised
-        else:
-            rank.op("all_reduce", 310, site=rank.site("all_reduce", line=20), group=reports, thread=2)
-    finding = judge(ranks, exit_status=None).findings[0]
-    assert (finding.kind, finding.culprit_ranks) == (kind, (2,))
-    assert raised == (19 in {site.line for site in finding.culprit_call_sites.values()})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,124 @@
+"""The finding for ranks that skipped a collective, and the branches of the source that may have led them past it."""
+
+from collections.abc import Mapping
+
+from dtprof.diagnosis.blocked_ranks import call_sites, operation_words, places_of
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
+from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.open_collectives import operation_at
+from dtprof.diagnosis.parting_calls import (
+    MAX_ASKED,
+    find_handler,
+    find_ways_past,
+    frames_of,
+    hangs_on_a_counter,
+    operation_before,
+)
+from dtprof.formatting import plural
+from dtprof.job.issued_operations import Operation
+from dtprof.records.sites import Site
+
+MAX_WAYS = 2
+"""Branches that may have led a rank past a call: of more, none is worth naming."""
+OR_SWAPPED = "it may as well have made the two calls in the other order: it issued nothing after the one it waits in"
+ONE_ORDER = (
+    "If a loop makes both calls, go through it in one order on all ranks: sort the keys of a dictionary or a set."
+)
+
+
+def skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], *, confidence: float) -> Finding:
+    """Return the finding for ranks that skipped a collective, with where they are and who waits for them."""
+    others = [rank for rank in job.ranks.values() if rank.rank not in culprits]
+    at_position = {
+        rank.rank: operation
+        for rank in others
+        if (operation := operation_at(rank, skipped.group, skipped.seq)) is not None
+    }
+    waiting = {rank: operation for rank, operation in at_position.items() if operation.open}
+    waits_in = "it"
+    if not waiting:  # it met another operation, and both completed: the group hangs later
+        newer = {
+            rank.rank: [o for o in rank.open_operations if o.group == skipped.group and not o.p2p] for rank in others
+        }
+        waiting = {rank: operations[0] for rank, operations in newer.items() if operations}
+        waits_in = "a later one"
+    waiting_ranks = tuple(sorted(waiting))
+    places = places_of(job.ranks[rank] for rank in culprits)
+    branches = ways_past_by_rank(job, culprits, waiting, skipped)
+    evidence = (
+        *(_progress_words(job, job.ranks[rank], places.get(rank)) for rank in culprits),
+        f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{at_line(skipped.site)}",
+        *(
+            f"rank {rank} may have gone past it by the {_way_words(word)}{at_line(site)}"
+            for rank, site, word in branches
+        ),
+    )
+    for rank in culprits:
+        of_rank = without_counted([(site, word) for other, site, word in branches if other == rank])
+        places |= {rank: of_rank[0][0]} if len(of_rank) == 1 else {}
+    first = job.ranks[culprits[0]].first_blocking
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"{capitalised(culprits)} never entered {operation_words(job, skipped, beside=first)}; "
+        f"{wait_words(waiting_ranks)} in {waits_in}.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting_ranks,
+        confidence=confidence,
+        group=job.group(skipped.group),
+        op=skipped.op,
+        seq=skipped.seq,
+        step=skipped.step,
+        call_sites=call_sites(waiting or at_position),
+        culprit_call_sites=places,
+        evidence=evidence,
+        advice=(
+            f"Make the call{at_line(skipped.site)} on every member of the group: look for a branch on the rank, "
+            "the data or an early continue around it.",
+        ),
+    )
+
+
+def _progress_words(job: JobState, rank: RankState, place: Site | None) -> str:
+    """Say how many steps a rank has completed, and what it does now."""
+    now = rank.first_blocking
+    doing = f"waits in {now.op} #{now.seq} of {group_words(job.group(now.group))}" if now else "runs on"
+    ended = f"has completed {plural(rank.steps, 'step')} and " if rank.steps is not None else ""
+    return f"rank {rank.rank} {ended}{doing}{at_line(place)}"
+
+
+def ways_past_by_rank(
+    job: JobState, culprits: tuple[int, ...], waiting: Mapping[int, Operation], skipped: Operation
+) -> list[tuple[int, Site, str]]:
+    """Return, by rank, the lines that may have led the culprits past what they skipped: nothing where many may.
+
+    The others wait in what was skipped, or have gone on to a later call.
+    """
+    stacks = {rank: frames_of(job.ranks[rank], o) for rank, o in [*waiting.items()][:MAX_ASKED]}
+    if not stacks:
+        return []
+    branches = []
+    for rank in culprits[:MAX_ASKED]:
+        by = job.ranks[rank]
+        sites = {operation.site for operation in by.operations}
+        # Where each rank has a line of its own for the call, one that waits at a line of the culprit tells most.
+        reference = job.ranks[max(stacks, key=lambda r: (waiting[r].site in sites, len(stacks[r])))]
+        first = operation_at(reference, skipped.group, skipped.seq) or waiting[reference.rank]
+        after = operation_before(reference, first)
+        ways = find_ways_past(job, (reference, waiting[reference.rank]), by, after=after)
+        if len(ways) > MAX_WAYS:
+            ways = without_counted(ways)
+        if len(ways) <= MAX_WAYS and find_handler(job, by) is None:
+            branches += [(rank, site, word) for site, word in ways]
+    return branches
+
+
+def without_counted(ways: list[tuple[Site, str]]) -> list[tuple[Site, str]]:
+    """Return the ways past a call but those on a counter of the loop, which is alike on a rank that keeps pace.
+
+    Where there are no others, it does not keep pace.
+    """
+    return [way for way in ways if not hangs_on_a_counter(way[1])] or ways
+
+
+def _way_words(word: str) -> str:
+    return "end of the loop" if word == "loop" else f"`{word.split()[0]}`"
