@@ -7,6 +7,7 @@ from dtprof.records.sites import Site
 from dtprof.records.tables import Group
 
 SCHEMA = 1
+ONLY_BRANCH = "no other branch or exit skips the call"
 OUTCOMES = ("healthy", "hang", "crash", "slow", "risk", "unknown")
 
 
@@ -75,6 +76,12 @@ def group_words(group: Group | None) -> str:
         return "the default group"
     text = f"group {group.name}"
     return f"{text} ({group.description})" if group.description not in ("", "undefined") else text
+
+
+def skip_evidence(rank: int, site: Site, *, branch: str = "", reason: str = "") -> str:
+    """Say by which branch or exit of the source a rank may have skipped a call."""
+    by = f" by the {branch}" if branch else ""
+    return f"rank {rank} may have skipped it{by}{at_line(site)}{f': {reason}' if reason else ''}"
 
 
 def at_line(site: Site | None) -> str:

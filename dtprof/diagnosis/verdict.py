@@ -5,6 +5,7 @@ from dataclasses import replace
 from dtprof.diagnosis.blocked_ranks import is_refused, raised_by
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.common_callers import with_common_callers
+from dtprof.diagnosis.divergence.call_divergence import name_callers
 from dtprof.diagnosis.explained_waits import (
     find_conflicting_waits,
     find_explained,
@@ -15,7 +16,6 @@ from dtprof.diagnosis.findings import Finding, Verdict, explain
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.measured_rates import RATES, Rates, with_measured_rate
 from dtprof.diagnosis.outcome import assess_outcome, words_on_lost, words_on_source, words_on_unexplained
-from dtprof.diagnosis.parting_calls import name_callers
 from dtprof.diagnosis.rule import Stage
 from dtprof.diagnosis.rules import REFINEMENTS, RULES
 from dtprof.diagnosis.rules.collective_in_except import explain_by_handlers

@@ -4,49 +4,50 @@ from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words
 from dtprof.diagnosis.divergence.sequence_alignment import is_same_call
-from dtprof.diagnosis.divergence.skip_findings import ways_past_by_rank
+from dtprof.diagnosis.divergence.skip_branches import OTHER_ITERATION_ADVICE, depends_on_counter
+from dtprof.diagnosis.divergence.skip_findings import branches_past_by_rank
 from dtprof.diagnosis.divergence.source_paths import is_alone_in_loop
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
+from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.parting_calls import OTHER_ROUND_ADVICE, hangs_on_a_counter
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import MIN_ALIKE, turns_by_round
 
 
 def find_other_iteration(job: JobState, skip: Finding, skipped: Operation) -> Finding | None:
-    """Return the finding for ranks that a condition on the counter of a loop led past a call: they are in other rounds.
+    """Return the finding for ranks that skipped a call by a condition on a loop counter: they are in other iterations.
 
     As after a resume from another step. Had they left the round early, the source would show where.
     """
     waiting = first_blocking_of(job, skip.waiting_ranks)
-    ways = ways_past_by_rank(job, skip.culprit_ranks, waiting, skipped)
-    if {rank for rank, _, _ in ways} < {*skip.culprit_ranks} or not all(
-        hangs_on_a_counter(word) for _, _, word in ways
+    branches = branches_past_by_rank(job, skip.culprit_ranks, waiting, skipped)
+    if {rank for rank, _, _ in branches} < {*skip.culprit_ranks} or not all(
+        depends_on_counter(word) for _, _, word in branches
     ):
         return None
-    sites = {rank: site for rank, site, _ in ways}
+    sites = {rank: site for rank, site, _ in branches}
     line = at_line(sites[skip.culprit_ranks[0]])
     words = "is" if len(skip.culprit_ranks) == 1 else "are"
     return replace(
         skip,
         kind="step-mismatch",
-        summary=f"{capitalised(skip.culprit_ranks)} {words} in another round than the others: the condition{line} on "
-        f"a counter of the loop led past {skipped.op} #{skipped.seq} of {group_words(skip.group)}"
-        f"{at_line(skipped.site)}; {wait_words(skip.waiting_ranks)} in it. What was paired before is of other rounds.",
+        summary=f"{capitalised(skip.culprit_ranks)} {words} in another iteration than the others: the "
+        f"condition{line} on a loop counter skips {skipped.op} #{skipped.seq} of {group_words(skip.group)}"
+        f"{at_line(skipped.site)}; {wait_words(skip.waiting_ranks)} in it. Calls paired before are of different "
+        "iterations.",
         confidence=0.8 if len(skip.waiting_ranks) > len(skip.culprit_ranks) else 0.6,
         culprit_call_sites=sites,
         evidence=(
             *(fact for fact in skip.evidence[: len(skip.culprit_ranks)]),
-            "nothing else in the source leads past this call, and before it operations agree in form only",
+            f"{ONLY_BRANCH}, and operations before it agree in form only",
         ),
-        advice=(OTHER_ROUND_ADVICE,),
+        advice=(OTHER_ITERATION_ADVICE,),
     )
 
 
 def find_extra_iteration(job: JobState, skip: Finding, expected: tuple[RankState, Operation]) -> Finding | None:
-    """Return the finding for ranks in one more turn of an inner loop that the others have left for what was skipped.
+    """Return the finding for ranks in an extra iteration of an inner loop that the others have left.
 
-    They are not as many steps further as a later round would be, and have made more turns than in any round before.
+    They are not as many steps further as a later round would be, and have run more iterations than in any round before.
     """
     now = first_blocking_of(job, skip.culprit_ranks)
     turns = [turns_by_round(job.ranks[rank].operations, o, expected[1]) or [0] for rank, o in now.items()]
@@ -69,24 +70,25 @@ def _repeats_call(rank: RankState, current: Operation) -> bool:
 
 
 def extra_iteration_finding(job: JobState, skip: Finding, expected: tuple[RankState, Operation]) -> Finding:
-    """Return the finding for ranks that are in one more turn of a loop, rather than past what they seem to skip."""
+    """Return the finding for ranks in an extra iteration of a loop, rather than past what they seem to skip."""
     now = first_blocking_of(job, skip.culprit_ranks)
     first = now[min(now)]
     return replace(
         skip,
         kind="step-mismatch",
-        summary=f"{capitalised(skip.culprit_ranks)} made one more turn of a loop, to "
-        f"{operation_words(job, first, beside=expected[1])}; {wait_words(skip.waiting_ranks)} after it in "
+        summary=f"{capitalised(skip.culprit_ranks)} ran one extra loop iteration and "
+        f"{'wait' if len(skip.culprit_ranks) > 1 else 'waits'} in {operation_words(job, first, beside=expected[1])}; "
+        f"{wait_words(skip.waiting_ranks)} after it in "
         f"{operation_words(job, expected[1], beside=first)}.",
         culprit_call_sites=call_sites(now),
         confidence=min(skip.confidence, 0.8),
-        evidence=("no more steps lie between the two than there are without a round of the loop around both",),
-        advice=("Look for what counts the turns of this loop, and differs on this rank.",),
+        evidence=("no more steps lie between the two calls than without another iteration of the loop around both",),
+        advice=("Look for what sets the iterations of this loop, and differs on this rank.",),
     )
 
 
 def describe_fewer_iterations(rank: RankState, turn: Operation) -> str:
-    """Say that a rank made fewer turns of a loop than in each of its rounds before, and went on to its next call.
+    """Say that a rank ran fewer iterations of a loop than in each of its rounds before, and went on to its next call.
 
     Empty where it did not, or has made more of the next call than ever.
     """

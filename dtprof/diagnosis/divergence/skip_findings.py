@@ -1,26 +1,25 @@
-"""The finding for ranks that skipped a collective, and the branches of the source that may have led them past it."""
+"""The finding for ranks that skipped a collective, and the branches of the source that may have skipped it."""
 
 from collections.abc import Mapping
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words, places_of
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
-from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.open_collectives import operation_at
-from dtprof.diagnosis.parting_calls import (
-    MAX_ASKED,
+from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS, frames_of
+from dtprof.diagnosis.divergence.skip_branches import (
+    depends_on_counter,
+    find_branches_past,
     find_handler,
-    find_ways_past,
-    frames_of,
-    hangs_on_a_counter,
     operation_before,
 )
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, skip_evidence, wait_words
+from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.open_collectives import operation_at
 from dtprof.formatting import plural
 from dtprof.job.issued_operations import Operation
 from dtprof.records.sites import Site
 
-MAX_WAYS = 2
-"""Branches that may have led a rank past a call: of more, none is worth naming."""
-OR_SWAPPED = "it may as well have made the two calls in the other order: it issued nothing after the one it waits in"
+MAX_BRANCHES = 2
+"""Branches by which a rank may have skipped a call: of more, none is worth naming."""
+OR_SWAPPED = "the records also fit these two calls in swapped order: the rank issued nothing after the one it waits in"
 ONE_ORDER = (
     "If a loop makes both calls, go through it in one order on all ranks: sort the keys of a dictionary or a set."
 )
@@ -44,14 +43,11 @@ def skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], *
         waits_in = "a later one"
     waiting_ranks = tuple(sorted(waiting))
     places = places_of(job.ranks[rank] for rank in culprits)
-    branches = ways_past_by_rank(job, culprits, waiting, skipped)
+    branches = branches_past_by_rank(job, culprits, waiting, skipped)
     evidence = (
         *(_progress_words(job, job.ranks[rank], places.get(rank)) for rank in culprits),
         f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{at_line(skipped.site)}",
-        *(
-            f"rank {rank} may have gone past it by the {_way_words(word)}{at_line(site)}"
-            for rank, site, word in branches
-        ),
+        *(skip_evidence(rank, site, branch=_branch_words(word)) for rank, site, word in branches),
     )
     for rank in culprits:
         of_rank = without_counted([(site, word) for other, site, word in branches if other == rank])
@@ -86,39 +82,39 @@ def _progress_words(job: JobState, rank: RankState, place: Site | None) -> str:
     return f"rank {rank.rank} {ended}{doing}{at_line(place)}"
 
 
-def ways_past_by_rank(
+def branches_past_by_rank(
     job: JobState, culprits: tuple[int, ...], waiting: Mapping[int, Operation], skipped: Operation
 ) -> list[tuple[int, Site, str]]:
-    """Return, by rank, the lines that may have led the culprits past what they skipped: nothing where many may.
+    """Return, by rank, the lines by which the culprits may have skipped a call: nothing where many may.
 
     The others wait in what was skipped, or have gone on to a later call.
     """
-    stacks = {rank: frames_of(job.ranks[rank], o) for rank, o in [*waiting.items()][:MAX_ASKED]}
+    stacks = {rank: frames_of(job.ranks[rank], o) for rank, o in [*waiting.items()][:MAX_STACKS]}
     if not stacks:
         return []
-    branches = []
-    for rank in culprits[:MAX_ASKED]:
+    named = []
+    for rank in culprits[:MAX_STACKS]:
         by = job.ranks[rank]
         sites = {operation.site for operation in by.operations}
         # Where each rank has a line of its own for the call, one that waits at a line of the culprit tells most.
         reference = job.ranks[max(stacks, key=lambda r: (waiting[r].site in sites, len(stacks[r])))]
         first = operation_at(reference, skipped.group, skipped.seq) or waiting[reference.rank]
         after = operation_before(reference, first)
-        ways = find_ways_past(job, (reference, waiting[reference.rank]), by, after=after)
-        if len(ways) > MAX_WAYS:
-            ways = without_counted(ways)
-        if len(ways) <= MAX_WAYS and find_handler(job, by) is None:
-            branches += [(rank, site, word) for site, word in ways]
-    return branches
+        branches = find_branches_past(job, (reference, waiting[reference.rank]), by, after=after)
+        if len(branches) > MAX_BRANCHES:
+            branches = without_counted(branches)
+        if len(branches) <= MAX_BRANCHES and find_handler(job, by) is None:
+            named += [(rank, site, word) for site, word in branches]
+    return named
 
 
-def without_counted(ways: list[tuple[Site, str]]) -> list[tuple[Site, str]]:
-    """Return the ways past a call but those on a counter of the loop, which is alike on a rank that keeps pace.
+def without_counted(branches: list[tuple[Site, str]]) -> list[tuple[Site, str]]:
+    """Return the branches but those on a counter of the loop, which is alike on a rank that keeps pace.
 
     Where there are no others, it does not keep pace.
     """
-    return [way for way in ways if not hangs_on_a_counter(way[1])] or ways
+    return [branch for branch in branches if not depends_on_counter(branch[1])] or branches
 
 
-def _way_words(word: str) -> str:
+def _branch_words(word: str) -> str:
     return "end of the loop" if word == "loop" else f"`{word.split()[0]}`"

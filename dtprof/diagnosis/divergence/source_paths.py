@@ -8,9 +8,10 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import PurePath
 
+from dtprof.diagnosis.divergence.call_divergence import align_frames
 from dtprof.diagnosis.divergence.sequence_alignment import is_same_call, steps_between
+from dtprof.diagnosis.divergence.skip_branches import left_loops
 from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.parting_calls import align_frames, left_loops
 from dtprof.job.issued_operations import Operation
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.sites import Site

@@ -6,9 +6,9 @@ from dataclasses import replace
 from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.call_divergence import align_frames
 from dtprof.diagnosis.findings import Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.parting_calls import align_frames
 from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks

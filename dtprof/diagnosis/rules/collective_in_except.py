@@ -12,9 +12,9 @@ import numpy as np
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.skip_branches import find_handler
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import Handler, JobState
-from dtprof.diagnosis.parting_calls import find_handler
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
 from dtprof.job.agreement import disagreement_at

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import first_blocking_of
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS
 from dtprof.diagnosis.divergence.skip_findings import skip_finding
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.parting_calls import MAX_ASKED
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.group_collectives import checksum
 from dtprof.job.issued_operations import Operation
@@ -34,7 +34,7 @@ def find_left_loop(case: Case) -> Iterator[Finding]:
             and (usual := usual_operation(job.ranks[rank].operations, now)) is not None
             and usual.label == expected.label
         )
-        waiting = [*collective.waiting.items()][:MAX_ASKED]
+        waiting = [*collective.waiting.items()][:MAX_STACKS]
         if left and all(usual_operation(job.ranks[rank].operations, o) is None for rank, o in waiting):
             yield skip_finding(job, expected, left, confidence=0.75)
 

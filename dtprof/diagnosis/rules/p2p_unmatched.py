@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain
+from dtprof.diagnosis.divergence.call_divergence import frames_of
+from dtprof.diagnosis.divergence.skip_branches import find_branches_past, find_branches_past_iteration, operation_before
+from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, explain, skip_evidence
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
-from dtprof.diagnosis.parting_calls import find_round_left_out, find_ways_past, frames_of, operation_before
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.issued_operations import ChannelEnd, Operation
@@ -119,7 +120,7 @@ def _find_sender_short(job: JobState, wait: Wait) -> Iterator[Finding]:
     )
     peer = job.ranks[short[0]]
     newest = next((o for o in reversed(peer.operations) if o.p2p and o.channel_end == end), None)
-    yield found if newest is None else _with_way(job, found, (peer, newest), peer, after=None)
+    yield found if newest is None else _with_branch(job, found, (peer, newest), peer, after=None)
 
 
 def find_omitted(case: Case) -> Iterator[Finding]:
@@ -155,7 +156,7 @@ def find_omitted(case: Case) -> Iterator[Finding]:
                 continue
             found = message_finding(
                 "p2p-unmatched",
-                f"Rank {rank} left out the {needed}{at_line(usual.site)} that rank {wait.rank} waits for"
+                f"Rank {rank} skipped the {needed}{at_line(usual.site)} that rank {wait.rank} waits for"
                 f"{at_line(mine.site)}.",
                 job=job,
                 operations={wait.rank: mine} | {r: own[0].operation for r, own in waits.items() if r != rank},
@@ -173,7 +174,7 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             at_line_of_it = (r for r, own in waits.items() if r != rank and own[0].operation.site == usual.site)
             here = next(at_line_of_it, None)
             made = (job.ranks[here], waits[here][0].operation) if here is not None else (peer, usual)
-            yield _with_way(job, found, made, peer, after=operation_before(*made) if here is not None else after)
+            yield _with_branch(job, found, made, peer, after=operation_before(*made) if here is not None else after)
 
 
 def find_other_partner(case: Case) -> Iterator[Finding]:
@@ -240,7 +241,7 @@ def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
             usual, instead = place
             found = message_finding(
                 "p2p-unmatched",
-                f"Rank {peer.rank} left out a {needed}{at_line(usual.site)} that it makes with rank {wait.rank} in "
+                f"Rank {peer.rank} skipped a {needed}{at_line(usual.site)} that it makes with rank {wait.rank} in "
                 f"every round: later ones took the place of those before, and rank {wait.rank} waits for one more.",
                 job=job,
                 operations={wait.rank: mine},
@@ -264,13 +265,13 @@ def _needed_for(message: Operation) -> str:
 def _find_full_round(job: JobState, peer: RankState, wait: Wait) -> RankState | None:
     """Return a rank that came to its end after one message more at a line than the peer, which made all rounds.
 
-    In a loop inside a loop, one message less is one turn of the inner loop, and not a round of the program that the
-    peer ended before. Nor is it where the source counts the rounds, and no line leads out of them.
+    In a loop inside a loop, one message less is one iteration of the inner loop, and not a round of the program that
+    the peer ended before. Nor is it where the source counts the rounds, and no line leads out of them.
     """
     mine, place = wait.operation, job.place_in_source(wait.operation.site)
     if peer.left_at is not None or peer.first_row or place is None:
         return None
-    if len(place.loops) < 2 and not find_round_left_out(job, peer, {wait.rank: mine}):
+    if len(place.loops) < 2 and not find_branches_past_iteration(job, peer, {wait.rank: mine}):
         return None
     counts = {
         rank.rank: Counter(o.op for o in rank.operations if o.p2p and o.site == mine.site)
@@ -295,25 +296,25 @@ def _one_short(job: JobState, wait: Wait, peer: RankState, full: RankState) -> F
         confidence=0.75,
         facts=(
             f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}",
-            "one less is one turn of the loop around the line, not a round of the program that it ended before",
+            "one less is one iteration of the loop around the line, not a round of the program that it ended before",
         ),
-        advice=f"Make the {needed} on rank {peer.rank} in every turn of the loop: look for a branch around it.",
+        advice=f"Make the {needed} on rank {peer.rank} in every iteration of the loop: look for a branch around it.",
     )
-    return _with_way(job, found, (job.ranks[wait.rank], mine), peer, after=None)
+    return _with_branch(job, found, (job.ranks[wait.rank], mine), peer, after=None)
 
 
-def _with_way(
-    job: JobState, found: Finding, made: tuple[RankState, Operation], by: RankState, *, after: Operation | None
+def _with_branch(
+    job: JobState, finding: Finding, made: tuple[RankState, Operation], by: RankState, *, after: Operation | None
 ) -> Finding:
-    """Return a finding with the line that may have led its culprit past a message, where the source has one alone."""
-    known = find_ways_past(job, made, by, after=after)
+    """Return a finding with the branch by which its culprit may have skipped a message, where there is one alone."""
+    branches = find_branches_past(job, made, by, after=after)
     # The end of its loop is one wherever a rank left that: a line before the message says more.
-    ways = [site for site, word in known if word != "loop"] or [site for site, _ in known]
-    if len(ways) != 1:
-        return found
-    other = "or its loop had fewer turns" if len(known) > 1 else "no other line leads past the call"
-    words = f"rank {by.rank} may have gone past it{at_line(ways[0])}: {other}"
-    return replace(found, culprit_call_sites={by.rank: ways[0]}, evidence=(*found.evidence, words))
+    lines = [site for site, word in branches if word != "loop"] or [site for site, _ in branches]
+    if len(lines) != 1:
+        return finding
+    reason = "or its loop ran fewer iterations" if len(branches) > 1 else ONLY_BRANCH
+    evidence = (*finding.evidence, skip_evidence(by.rank, lines[0], reason=reason))
+    return replace(finding, culprit_call_sites={by.rank: lines[0]}, evidence=evidence)
 
 
 def _find_left_out(peer: RankState, *, of: Operation, rank: int) -> tuple[Operation, Operation] | None:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import first_blocking_of, victims
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.skip_branches import find_exit
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.known_errors import find_advice, first_words, name_exhausted
-from dtprof.diagnosis.parting_calls import find_way_out
 from dtprof.diagnosis.rank_failures import exit_finding, find_first_failed, has_crashed, oom_reports, resident_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_held, list_ranks
@@ -31,7 +31,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
     if error is None:
         status = first.exit.status if first.exit else "?"
         waiting = first_blocking_of(job, victims(job, {first.rank}))
-        place = first.left_at or find_way_out(job, first, waiting)
+        place = first.left_at or find_exit(job, first, waiting)
         return exit_finding(
             "rank-crashed",
             f"Rank {first.rank} ended with exit status {status}, without an exception",

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, last_sites_of, operation_words, victims
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
+from dtprof.diagnosis.divergence.skip_branches import find_exit
+from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import operation_at
-from dtprof.diagnosis.parting_calls import find_way_out
 from dtprof.diagnosis.rank_failures import STOPPED, exit_finding
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
@@ -25,7 +25,7 @@ def find_exited(case: Case) -> Iterator[Finding]:
     if not culprits or _were_never_to_send(case):
         return
     last = last_sites_of(job.ranks[rank] for rank in culprits)
-    ways = _ways_out(job, culprits)
+    ways = _loop_exits(job, culprits)
     steps = {rank: job.ranks[rank].steps for rank in culprits}
     made = {rank: f" after {plural(count, 'step')}" if count is not None else "" for rank, count in steps.items()}
     yield exit_finding(
@@ -40,10 +40,7 @@ def find_exited(case: Case) -> Iterator[Finding]:
                 f"rank {rank}: exited without an error{after}; its last record is{at_line(last.get(rank))}"
                 for rank, after in made.items()
             ),
-            *(
-                f"rank {rank} may have left{at_line(site)}: no other line leads past the call"
-                for rank, site in ways.items()
-            ),
+            *(f"rank {rank} may have left{at_line(site)}: {ONLY_BRANCH}" for rank, site in ways.items()),
         ),
         advice=(
             "Every rank must make the same collectives: look for an early return, break or exit, "
@@ -52,11 +49,11 @@ def find_exited(case: Case) -> Iterator[Finding]:
     )
 
 
-def _ways_out(job: JobState, culprits: tuple[int, ...]) -> dict[int, Site]:
+def _loop_exits(job: JobState, culprits: tuple[int, ...]) -> dict[int, Site]:
     """Return the lines by which ranks may have left, of those that called neither sys.exit nor os._exit."""
     waiting = first_blocking_of(job, victims(job, set(culprits)))
     unmarked = [rank for rank in culprits if job.ranks[rank].left_at is None]
-    return {rank: site for rank in unmarked if (site := find_way_out(job, job.ranks[rank], waiting)) is not None}
+    return {rank: site for rank in unmarked if (site := find_exit(job, job.ranks[rank], waiting)) is not None}
 
 
 def _were_never_to_send(case: Case) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.call_divergence import part_sites
 from dtprof.diagnosis.divergence.other_iterations import (
     describe_fewer_iterations,
     extra_iteration_finding,
@@ -18,7 +19,6 @@ from dtprof.diagnosis.divergence.source_paths import cannot_have_looped_back
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
-from dtprof.diagnosis.parting_calls import part_sites
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import find_apart
 from dtprof.job.issued_operations import Operation

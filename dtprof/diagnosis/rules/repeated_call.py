@@ -8,19 +8,19 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.call_divergence import deviating_sites
+from dtprof.diagnosis.divergence.skip_branches import (
+    OTHER_ITERATION_ADVICE,
+    RETRY,
+    depends_on_counter,
+    find_branches_past,
+    find_counter_branch,
+    is_ahead_by_counter,
+    without_single_iterations,
+)
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import operation_at
-from dtprof.diagnosis.parting_calls import (
-    AGAIN,
-    OTHER_ROUND_ADVICE,
-    deviating_sites,
-    find_counter_past,
-    find_ways_past,
-    hangs_on_a_counter,
-    is_ahead_by_a_counter,
-    without_single_turns,
-)
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE
@@ -48,14 +48,14 @@ def find_repeated(case: Case) -> Iterator[Finding]:
             kept
             and all(kept)
             and len(repeated) <= len(others)
-            and not _may_have_gone_past(job, repeated, met, min(others))
+            and not _may_have_skipped(job, repeated, met, min(others))
         ):
             yield _finding(job, repeated, others)
             return
 
 
 def find_ahead(case: Case) -> Iterator[Finding]:
-    """Give the finding for the few ranks that a condition on a counter led to another call than the others."""
+    """Give the finding for the few ranks that a condition on a counter leads to another call than the others."""
     job = case.job
     waiting = _waiting_in_collectives(job)
     counted = Counter(o.label for o in waiting.values())
@@ -66,14 +66,14 @@ def find_ahead(case: Case) -> Iterator[Finding]:
     others = {rank: o for rank, o in waiting.items() if o.label == usual}
     reference = (job.ranks[min(others)], others[min(others)])
     odd = [(job.ranks[rank], o) for rank, o in ahead.items()]
-    is_ahead = all(is_ahead_by_a_counter(job, mine, reference) for mine in odd)
-    past = {mine[0].rank: site for mine in odd if not is_ahead and (site := find_counter_past(job, mine, reference))}
+    is_ahead = all(is_ahead_by_counter(job, mine, reference) for mine in odd)
+    past = {mine[0].rank: site for mine in odd if not is_ahead and (site := find_counter_branch(job, mine, reference))}
     if few < most and (is_ahead or len(past) == few):
         culprits, awaited, now = tuple(sorted(ahead)), others[min(others)], ahead[min(ahead)]
         yield Finding(
             kind="step-mismatch",
-            summary=f"{capitalised(culprits)} {'is' if len(culprits) == 1 else 'are'} in another round than the others:"
-            f" a condition on a counter of the loop led {'to' if is_ahead else 'past the call of these to'} "
+            summary=f"{capitalised(culprits)} {'is' if len(culprits) == 1 else 'are'} in another iteration than the "
+            f"others: a condition on a loop counter {'leads' if is_ahead else 'skips their call and leads'} to "
             f"{operation_words(job, now, beside=awaited)}; "
             f"{wait_words(tuple(sorted(others)))} in {operation_words(job, awaited, beside=now)}.",
             culprit_ranks=culprits,
@@ -85,8 +85,8 @@ def find_ahead(case: Case) -> Iterator[Finding]:
             step=now.step,
             call_sites=call_sites(others),
             culprit_call_sites=past or call_sites(ahead),
-            evidence=("nothing else in the source leads past the call in which the others wait",),
-            advice=(OTHER_ROUND_ADVICE,),
+            evidence=("no other branch or exit skips the call in which the others wait",),
+            advice=(OTHER_ITERATION_ADVICE,),
         )
 
 
@@ -118,16 +118,18 @@ def _find_repetitions(job: JobState, waiting: dict[int, Operation]) -> list[dict
     return sorted(found.values(), key=len, reverse=True)
 
 
-def _may_have_gone_past(
+def _may_have_skipped(
     job: JobState, repeated: dict[int, Repetition], met: dict[int, Operation], reference: int
 ) -> bool:
-    """Say whether the source has a way past the call that others made, or wait in: then a skip is as likely.
+    """Say whether a branch of the source skips the call that others made, or wait in: then a skip is as likely.
 
     As a branch around the backward pass and the optimizer's step, or a `continue` before them.
     """
     by, made = job.ranks[min(repeated)], (job.ranks[reference], met[reference])
-    ways = without_single_turns(job, made, by, find_ways_past(job, made, by, after=repeated[by.rank].first))
-    return any(word != AGAIN and not hangs_on_a_counter(word) for _, word in ways)
+    branches = without_single_iterations(
+        job, made, by, find_branches_past(job, made, by, after=repeated[by.rank].first)
+    )
+    return any(word != RETRY and not depends_on_counter(word) for _, word in branches)
 
 
 def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, Operation]) -> Finding:
@@ -155,7 +157,7 @@ def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, O
             "as the others did now",
             "no optimizer step lies between the calls and those made again",
         ),
-        advice=("Look for a retry, an extra forward pass or a loop that takes one more turn on that rank.",),
+        advice=("Look for a retry, an extra forward pass or an extra loop iteration on that rank.",),
     )
 
 

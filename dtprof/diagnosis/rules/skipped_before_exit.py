@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.divergence.skip_findings import MAX_WAYS, skip_finding
+from dtprof.diagnosis.divergence.skip_branches import find_branches_past_iteration
+from dtprof.diagnosis.divergence.skip_findings import MAX_BRANCHES, skip_finding
 from dtprof.diagnosis.divergence.skipped_calls import skipped_in_step
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, skip_evidence, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.parting_calls import find_round_left_out
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
@@ -60,30 +60,26 @@ def _explain_by_rounds(
 ) -> Finding | None:
     """Return the finding for ranks that ended after all rounds, where no line may have led them out of a loop."""
     gone = [job.ranks[rank] for rank in left.culprit_ranks if rank in job.ranks and job.ranks[rank].left_at is None]
-    ways = {rank.rank: find_round_left_out(job, rank, waiting) for rank in gone}
-    if not gone or len(ways) < len(left.culprit_ranks) or not all(ways.values()):
+    branches = {rank.rank: find_branches_past_iteration(job, rank, waiting) for rank in gone}
+    if not gone or len(branches) < len(left.culprit_ranks) or not all(branches.values()):
         return None
-    one_more = f"#{awaited.seq} of {group_words(job.group(awaited.group))}"
+    last = f"#{awaited.seq} of {group_words(job.group(awaited.group))}"
     if left.waiting_ranks:
-        words = f"{wait_words(left.waiting_ranks)} for one more, {one_more}"
+        words = f"{wait_words(left.waiting_ranks)} in the last one, {last}"
     else:
-        words = f"{list_ranks(tuple(waiting))} made one more, {one_more}, which failed, and went on"
+        words = f"{list_ranks(tuple(waiting))} issued the last one, {last}, which failed, and went on"
     finding = replace(
         skip_finding(job, awaited, left.culprit_ranks, confidence=0.8),
-        summary=f"{capitalised(left.culprit_ranks)} left out a round of {awaited.op}{at_line(awaited.site)}, and "
-        f"ended; {words}.",
+        summary=f"{capitalised(left.culprit_ranks)} skipped one iteration of {awaited.op}{at_line(awaited.site)} "
+        f"and exited; {words}.",
         waiting_ranks=left.waiting_ranks,
         call_sites=left.call_sites,
         culprit_call_sites=left.culprit_call_sites
-        | {rank: lines[0] for rank, lines in ways.items() if len(lines) == 1},
+        | {rank: lines[0] for rank, lines in branches.items() if len(lines) == 1},
         evidence=(
             "the source counts the rounds of the loop, or data loaders gave as many batches, and no line leads "
             "out of it",
-            *(
-                f"rank {rank} may have gone past the call{at_line(site)}"
-                for rank, lines in ways.items()
-                for site in lines[:MAX_WAYS]
-            ),
+            *(skip_evidence(rank, site) for rank, lines in branches.items() for site in lines[:MAX_BRANCHES]),
         ),
     )
     return explain(finding, left)
@@ -98,8 +94,8 @@ def _explain_by_pattern(job: JobState, left: Finding, culprits: list[RankState],
     finding = skip_finding(job, skipped, left.culprit_ranks, confidence=0.8)
     finding = replace(
         finding,
-        summary=f"Rank {rank} left out {skipped.op} #{skipped.seq} of {group_words(finding.group)}"
-        f"{at_line(skipped.site)}, which it makes in every round: later ones took the place of those before, "
+        summary=f"Rank {rank} skipped {skipped.op} #{skipped.seq} of {group_words(finding.group)}"
+        f"{at_line(skipped.site)}, which it issues in every round: later ones took the place of those before, "
         f"and {wait_words(left.waiting_ranks)} for one more.",
         waiting_ranks=left.waiting_ranks,
         call_sites=left.call_sites,

@@ -14,10 +14,11 @@ import numpy.typing as npt
 from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.call_divergence import deviating_sites, part_sites
 from dtprof.diagnosis.divergence.sequence_alignment import MAX_SHIFT
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words
+from dtprof.diagnosis.divergence.skip_branches import find_branches_past, operation_before
+from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, explain, group_words, skip_evidence
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.parting_calls import deviating_sites, find_ways_past, operation_before, part_sites
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import at_position, checksum, group_tables, is_of_one_thread, line_of
@@ -574,7 +575,7 @@ def _finding(
     )
     finding = _with_lines(finding, present)
     if skipped:
-        return _with_way_past(job, finding, present)
+        return _with_branch_past(job, finding, present)
     if shift.by is not None:
         return finding
     # The ranks are still in what they made alone.
@@ -584,20 +585,17 @@ def _finding(
     return replace(finding, culprit_call_sites={**finding.culprit_call_sites, **own})
 
 
-def _with_way_past(job: JobState, skip: Finding, present: dict[int, Operation]) -> Finding:
-    """Name the lines that led ranks past a call, where the source has one alone for each of them."""
+def _with_branch_past(job: JobState, skip: Finding, present: dict[int, Operation]) -> Finding:
+    """Name the branches by which ranks skipped a call, where the source has one alone for each of them."""
     usual = next(rank for rank in present if rank not in skip.culprit_ranks)
     made = (job.ranks[usual], present[usual])
     after = operation_before(*made)
-    ways = {
-        rank: [site for site, _ in find_ways_past(job, made, job.ranks[rank], after=after)]
+    branches = {
+        rank: [site for site, _ in find_branches_past(job, made, job.ranks[rank], after=after)]
         for rank in skip.culprit_ranks
     }
-    lines = {rank: own[0] for rank, own in ways.items() if len(own) == 1}
-    facts = (
-        f"rank {rank} may have gone past it{at_line(site)}: no other line leads past the call"
-        for rank, site in lines.items()
-    )
+    lines = {rank: sites[0] for rank, sites in branches.items() if len(sites) == 1}
+    facts = (skip_evidence(rank, site, reason=ONLY_BRANCH) for rank, site in lines.items())
     return replace(skip, culprit_call_sites=skip.culprit_call_sites | lines, evidence=(*skip.evidence, *facts))
 
 

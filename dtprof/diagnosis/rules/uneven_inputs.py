@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, places_of, victims
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.skip_branches import find_loop_left
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.parting_calls import find_loop_left
 from dtprof.diagnosis.rank_failures import find_first_failed
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
 from dtprof.job.issued_operations import Operation

@@ -185,7 +185,7 @@ def test_a_message_skipped_in_an_earlier_iteration_explains_the_wait_for_a_rank_
     ranks[0].closed = True
     finding = decide(build_job(ranks, exit_status=1)).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-unmatched", (0,), (1,))
-    assert "left out a send" in finding.summary
+    assert "skipped a send" in finding.summary
 
 
 @pytest.mark.parametrize(("following", "kind"), [("recv", "p2p-deadlock-cycle"), ("print", "p2p-unmatched")])

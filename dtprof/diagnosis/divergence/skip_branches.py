@@ -1,148 +1,32 @@
-"""Where the calls of two ranks part: in which function, and what in its source leads one past the call of the other."""
+"""Branches and exits of the source by which a rank may have skipped the call of another."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import PurePath
 
-from dtprof.diagnosis.blocked_ranks import call_sites
-from dtprof.diagnosis.common_callers import cut_callers
-from dtprof.diagnosis.findings import Finding
+from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS, align_frames, frames_of, is_in_same_function
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
 from dtprof.lint.program_order import SourcePlace
-from dtprof.records.sites import Site, site_of_stack
+from dtprof.records.sites import Site
 
 PROGRAM_EXIT = "raise"
-"""The way past a call that ends the program, by `raise SystemExit`."""
+"""The exit that ends the program, by `raise SystemExit`."""
 _LOOP_EXITS = (PROGRAM_EXIT, "break", "return")
-AGAIN = "except that leads to another attempt"
-"""The way to the same call again: a handler in a loop that success leaves."""
-_ON_A_COUNTER = " on a counter"
-"""Ends the words of a way past a call whose conditions hang on nothing else: of a rank that is in another round."""
-MAX_ASKED = 8
-"""Ranks that wait in one collective whose stacks are looked at: they are at the same place."""
-OTHER_ROUND_ADVICE = "Compare the rounds at which ranks began, as after a resume, and how often each leaves one out."
+RETRY = "except that leads to another attempt"
+"""The branch that leads to the same call again: a handler in a loop that success leaves."""
+_ON_COUNTER = " on a counter"
+"""Ends the words of a branch whose conditions depend on nothing else: of a rank that is in another iteration."""
+OTHER_ITERATION_ADVICE = "Compare the iterations at which ranks began, as after a resume, and how often each skips one."
 
 
-def align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[Site], int | None]:
-    """Return the frames of two calls, outermost first, and where they are in one function at two lines, or None."""
-    a, b, common = _align(*([*reversed(frames_of(rank, operation))] for rank, operation in calls))
-    return a, b, common if common is not None and _is_same_function(a[common], b[common]) else None
+def is_ahead_by_counter(job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]) -> bool:
+    """Say whether a rank is in a branch that depends on counters alone, before which the others wait in the same loop.
 
-
-def part_sites(job: JobState, a: Site, b: Site) -> tuple[Site, Site]:
-    """Return the callers at which the ways to two calls of one line part; else the lines themselves."""
-    if a != b:
-        return a, b
-    ways = (cut_callers(site, job.common_callers) for site in (a, b))
-    mine, theirs, common = _align(*([*reversed((way, *way.callers))] for way in ways))
-    if common is None:
-        return a, b
-    return site_of_stack(mine[common::-1]), site_of_stack(theirs[common::-1])
-
-
-def _align(a: list[Site], b: list[Site]) -> tuple[list[Site], list[Site], int | None]:
-    """Return frames completed, and the first that differ."""
-    a, b = _with_callers(a, b), _with_callers(b, a)
-    common = 0
-    while common < min(len(a), len(b)) - 1 and _is_same_line(a[common], b[common]):
-        common += 1
-    return a, b, common if a and b and a[common].line != b[common].line else None
-
-
-def _with_callers(own: list[Site], other: list[Site]) -> list[Site]:
-    """Return frames of which the outer are not known with those of another rank around the same function.
-
-    Of a line no caller may be known, and a traceback begins where the exception was caught.
-    """
-    if not own or len(other) < 2 or _is_same_function(own[0], other[0]):
-        return own
-    alike = _is_same_function if len(own) == 1 else _is_same_line
-    at = next((i for i in range(len(other) - 1, -1, -1) if alike(own[0], other[i])), None)
-    return [*other[:at], *own] if at is not None else own
-
-
-def _is_same_line(a: Site, b: Site) -> bool:
-    return a.line == b.line and _is_same_function(a, b)
-
-
-def _is_same_function(a: Site, b: Site) -> bool:
-    """Say whether two lines are in one function; what a signal has left knows no more than the last part of names."""
-    return (a.file, a.function.rpartition(".")[2]) == (b.file, b.function.rpartition(".")[2])
-
-
-def frames_of(rank: RankState, operation: Operation) -> tuple[Site, ...]:
-    """Return the frames of a call, innermost first: of the stack of a rank in it, of what it raised, else as recorded.
-
-    An asynchronous call may be waited for at another line of its function.
-    """
-    site = operation.site
-    if site is None:
-        return ()
-    stacks = (rank.stack.frames if rank.stack is not None else (), rank.last_frames, *rank.raised_frames)
-    for frames in stacks if operation.open else ():
-        if frames and (frames[0].file, frames[0].line) == (site.file, site.line):
-            return frames
-    for frames in stacks if operation == rank.first_blocking else ():
-        if frames and _is_same_function(frames[0], site):
-            return (site, *frames[1:])
-    return (site, *site.callers)
-
-
-def name_callers(job: JobState, finding: Finding) -> Finding:
-    """Return a finding that names callers where culprits and others come to one line by different ones."""
-    culprits, others = finding.culprit_call_sites, finding.call_sites
-    return replace(
-        finding,
-        call_sites=_part_from(job, others, culprits.values()),
-        culprit_call_sites=_part_from(job, culprits, (others or culprits).values()),
-    )
-
-
-def _part_from(job: JobState, sites: Mapping[int, Site], others: Collection[Site]) -> dict[int, Site]:
-    parted = {}
-    for rank, site in sites.items():
-        other = next((other for other in others if other == site and other.callers != site.callers), site)
-        parted[rank], _ = part_sites(job, site, other)
-    return parted
-
-
-def deviating_sites(job: JobState, calls: dict[int, Operation], reference: int) -> dict[int, Site]:
-    """Return the line of each rank's call, or of the caller that only this rank comes to.
-
-    A function that all ranks call, such as a forward pass, deviates in who calls it: the line in a branch which the
-    reference rank, where it waits, is not in.
-    """
-    sites = call_sites(calls)
-    other = job.ranks[reference]
-    theirs = (other, other.first_blocking) if other.first_blocking is not None else None
-    for rank, operation in calls.items():
-        caller = _find_caller(job, (job.ranks[rank], operation), theirs) if theirs is not None else None
-        if caller is not None:
-            sites[rank] = caller
-    return sites
-
-
-def _find_caller(job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]) -> Site | None:
-    a, b, common = align_frames(mine, theirs)
-    if common is None:
-        return None
-    # What is called from there on is called by others, too.
-    here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
-    shared = there.branches if there is not None else ()
-    return a[common] if here is not None and not set(here.branches) <= set(shared) else None
-
-
-def is_ahead_by_a_counter(
-    job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]
-) -> bool:
-    """Say whether a rank is in a branch that hangs on counters alone, before which the others wait in the same loop.
-
-    Nothing in the source leads past their call: then the rank made it in this round, which is another one.
+    No branch of the source skips their call: then the rank made it in this round, which is another one.
     """
     a, b, common = align_frames(mine, theirs)
-    # What a function of the program calls may hang on more than the branch around its own call.
-    if common is None or common < len(a) - 1 or find_ways_past(job, theirs, mine[0], after=None):
+    # What a function of the program calls may depend on more than the branch around its own call.
+    if common is None or common < len(a) - 1 or find_branches_past(job, theirs, mine[0], after=None):
         return False
     here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
     if here is None or there is None or not {*here.loops[:1]} <= {*there.loops} or not here.loops:
@@ -151,17 +35,17 @@ def is_ahead_by_a_counter(
     return bool(own) and set(own) <= set(here.counted) and b[common].line < a[common].line
 
 
-def hangs_on_a_counter(word: str) -> bool:
-    """Say whether a way past a call depends on counters of the loop alone, which are alike on ranks that keep pace."""
-    return word.endswith(_ON_A_COUNTER)
+def depends_on_counter(word: str) -> bool:
+    """Say whether a branch depends on counters of the loop alone, which are alike on ranks that keep pace."""
+    return word.endswith(_ON_COUNTER)
 
 
-def find_counter_past(
+def find_counter_branch(
     job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]
 ) -> Site | None:
     """Return the condition on a counter that a rank in the same loop went past, and the others did not.
 
-    Both are at the same position of the group, so that the rank is in its next round. None where more leads past.
+    Both are at the same position of the group, so that the rank is in its next round. None where others skip it, too.
     """
     a, b, common = align_frames(mine, theirs)
     if common is None or (mine[1].group, mine[1].seq) != (theirs[1].group, theirs[1].seq):
@@ -169,9 +53,9 @@ def find_counter_past(
     here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
     if here is None or there is None or not there.loops or {*there.loops[:1]} != {*here.loops[:1]}:
         return None
-    ways = find_ways_past(job, theirs, mine[0], after=None)
-    is_counted = bool(ways) and all(hangs_on_a_counter(word) for _, word in ways)
-    return ways[0][0] if is_counted and a[common].line < b[common].line else None
+    branches = find_branches_past(job, theirs, mine[0], after=None)
+    is_counted = bool(branches) and all(depends_on_counter(word) for _, word in branches)
+    return branches[0][0] if is_counted and a[common].line < b[common].line else None
 
 
 def find_handler(job: JobState, rank: RankState) -> tuple[Site, bool] | None:
@@ -185,7 +69,7 @@ def find_handler(job: JobState, rank: RankState) -> tuple[Site, bool] | None:
     return None
 
 
-def find_ways_past(
+def find_branches_past(
     job: JobState,
     made: tuple[RankState, Operation],
     by: RankState,
@@ -193,7 +77,7 @@ def find_ways_past(
     after: Operation | None,
     has_left: bool = False,
 ) -> list[tuple[Site, str]]:
-    """Return the lines of the source that may have led a rank past a call, with the words there.
+    """Return the branches and exits of the source by which a rank may have skipped a call, with the words there.
 
     A `continue`, `break` or `return` in a branch before the call, or the condition that the call depends on; in the
     functions from that on in which the two ranks part.
@@ -202,36 +86,36 @@ def find_ways_past(
         made: a rank that waits in the call.
         by: a rank that went past it.
         after: the operation before it, which both made.
-        has_left: it left what goes round: functions further out count where inner ones hold no way out.
+        has_left: it left what goes round: functions further out count where inner ones hold no exit.
     """
-    ways = _without_usual(job, made, by, _find_all_ways(job, made, by, after, has_left=has_left))
-    ways = without_single_turns(job, made, by, ways) or ways
+    branches = _without_usual_conditions(job, made, by, _find_all_branches(job, made, by, after, has_left=has_left))
+    branches = without_single_iterations(job, made, by, branches) or branches
     if not by.finished and by.exit is None:
-        ways = [(site, word) for site, word in ways if word != PROGRAM_EXIT]  # the process is still running
-    return [(site, word) for site, word in ways if _names_rank(job, site, made)] or ways
+        branches = [(site, word) for site, word in branches if word != PROGRAM_EXIT]  # the process is still running
+    return [(site, word) for site, word in branches if _names_rank(job, site, made)] or branches
 
 
-def _names_rank(job: JobState, way: Site, made: tuple[RankState, Operation]) -> bool:
-    """Say whether a condition of a way past a call asks which rank it is, be it among other things."""
-    places = (job.place_in_source(frame) for frame in frames_of(*made) if _is_same_function(frame, way))
-    return any(way.line in place.naming_rank for place in places if place is not None)
+def _names_rank(job: JobState, branch: Site, made: tuple[RankState, Operation]) -> bool:
+    """Say whether a condition of a branch asks which rank it is, be it among other things."""
+    places = (job.place_in_source(frame) for frame in frames_of(*made) if is_in_same_function(frame, branch))
+    return any(branch.line in place.naming_rank for place in places if place is not None)
 
 
-def _without_usual(
-    job: JobState, made: tuple[RankState, Operation], by: RankState, ways: list[tuple[Site, str]]
+def _without_usual_conditions(
+    job: JobState, made: tuple[RankState, Operation], by: RankState, branches: list[tuple[Site, str]]
 ) -> list[tuple[Site, str]]:
-    """Return the ways past a call without conditions on the rank, where the rank has met them before."""
+    """Return the branches without conditions on the rank, where the rank has met them before."""
     places = [*filter(None, map(job.place_in_source, frames_of(*made)))]
     steady = {line for place in places for line in place.by_rank}
     if not steady or not any(o.site == made[1].site for o in by.operations):
-        return ways
-    return [(site, word) for site, word in ways if site.line not in steady]
+        return branches
+    return [(site, word) for site, word in branches if site.line not in steady]
 
 
-def without_single_turns(
-    job: JobState, made: tuple[RankState, Operation], by: RankState, ways: list[tuple[Site, str]]
+def without_single_iterations(
+    job: JobState, made: tuple[RankState, Operation], by: RankState, branches: list[tuple[Site, str]]
 ) -> list[tuple[Site, str]]:
-    """Return the ways past a call without those past one turn of its loop, where a rank left out all of the turns.
+    """Return the branches without those that skip one iteration of the loop, where a rank skipped all iterations.
 
     As a condition on each parameter of a model: the loop made the call several times in the round before.
     """
@@ -240,18 +124,18 @@ def without_single_turns(
     calls = [(operation.label, operation.numel) for operation in own]
     place = next((i for i in range(at - 1, 0, -1) if calls[i - 1 : i + 1] == calls[at - 1 : at + 1]), None)
     if now is None or now.label == made[1].label or place is None or own[place + 1].label != made[1].label:
-        return ways
+        return branches
     a, _, common = align_frames(made, (by, now))
     for depth in range(len(a) - 1, common if common is not None else len(a), -1):
         if (inside := job.place_in_source(a[depth])) is not None and inside.loops:
             first, last = inside.loops[0]
             return [
                 (site, word)
-                for site, word in ways
+                for site, word in branches
                 if word.split()[0] in (*_LOOP_EXITS, "loop")
-                or not (_is_same_function(site, a[depth]) and first <= site.line <= last)
+                or not (is_in_same_function(site, a[depth]) and first <= site.line <= last)
             ]
-    return ways
+    return branches
 
 
 def operation_before(rank: RankState, operation: Operation) -> Operation | None:
@@ -275,32 +159,32 @@ def find_loop_left(
     return None
 
 
-def find_way_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> Site | None:
+def find_exit(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> Site | None:
     """Return the one line of the source by which a rank that ended may have left before the call of the others.
 
     A `raise SystemExit` comes before a `break` or `return`, which end no more than a loop or a function; so does a loop
     whose rounds the source does not count. None where several may be, and where no source is known.
     """
-    known = {rank: frames_of(job.ranks[rank], operation) for rank, operation in [*waiting.items()][:MAX_ASKED]}
+    known = {rank: frames_of(job.ranks[rank], operation) for rank, operation in [*waiting.items()][:MAX_STACKS]}
     if not known:
         return None
     made = job.ranks[max(known, key=lambda rank: len(known[rank]))]
     after = operation_before(made, waiting[made.rank])
-    ways = find_ways_past(job, (made, waiting[made.rank]), gone, after=after, has_left=True)
-    exits = [site for site, word in ways if word == PROGRAM_EXIT]
+    branches = find_branches_past(job, (made, waiting[made.rank]), gone, after=after, has_left=True)
+    exits = [site for site, word in branches if word == PROGRAM_EXIT]
     if not exits:
         begins_step = _begins_step(made, after)
         exits = [
             site
-            for site, word in ways
+            for site, word in branches
             if word.split()[0] in ("break", "return")
             and _are_rounds_counted(job, known[made.rank], site, begins_step=begins_step)
         ]
     return exits[0] if len(exits) == 1 else None
 
 
-def _are_rounds_counted(job: JobState, frames: tuple[Site, ...], way: Site, *, begins_step: bool) -> bool:
-    """Say whether the source counts the rounds of all loops around a call, or of those that a way past it is in.
+def _are_rounds_counted(job: JobState, frames: tuple[Site, ...], branch: Site, *, begins_step: bool) -> bool:
+    """Say whether the source counts the rounds of all loops around a call, or of those that a branch is in.
 
     Before the first call of a step no loop within it had come to its end early.
     """
@@ -310,20 +194,20 @@ def _are_rounds_counted(job: JobState, frames: tuple[Site, ...], way: Site, *, b
             break  # what starts the program
         place = job.place_in_source(frame)
         loops = place.loops if place is not None and is_around else ()
-        if place is not None and not is_around and _is_same_function(frame, way):
-            loops, is_around = _loops_of(place, way.line), True
+        if place is not None and not is_around and is_in_same_function(frame, branch):
+            loops, is_around = _loops_of(place, branch.line), True
         if place is not None and any(first not in place.fixed_loops for first, _ in loops):
             return False
     return True
 
 
-def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> list[Site]:
-    """Return the lines by which a rank that ended may have gone past the call of the others in some round of a loop.
+def find_branches_past_iteration(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) -> list[Site]:
+    """Return the lines by which a rank that ended may have skipped the call of the others in one iteration of a loop.
 
     It made as many rounds as they: the source counts those of each loop around, or its data loaders gave it as many
     batches and have no more. Empty where a line of the source may have led it out of a loop instead.
     """
-    known = {rank: frames_of(job.ranks[rank], operation) for rank, operation in [*waiting.items()][:MAX_ASKED]}
+    known = {rank: frames_of(job.ranks[rank], operation) for rank, operation in [*waiting.items()][:MAX_STACKS]}
     if not known:
         return []
     frames = known[max(known, key=lambda rank: len(known[rank]))]
@@ -338,13 +222,13 @@ def find_round_left_out(job: JobState, gone: RankState, waiting: Mapping[int, Op
         exits = [(line, word) for line, word in place.ways_past if word in _LOOP_EXITS and line not in steady]
         if any(word == PROGRAM_EXIT or _loops_of(place, line) for line, word in exits):
             return []
-        ways = [
+        branches = [
             line
-            for line, word in _ways(place, frame, set(), None, begins_step=False)
-            if line not in steady and word != AGAIN
+            for line, word in _branches_at(place, frame, set(), None, begins_step=False)
+            if line not in steady and word != RETRY
         ]
-        around = {*place.loops} if found else {loop for line in ways for loop in _loops_of(place, line)}
-        found += (Site(file=frame.file, line=line, function=frame.function) for line in ways)
+        around = {*place.loops} if found else {loop for line in branches for loop in _loops_of(place, line)}
+        found += (Site(file=frame.file, line=line, function=frame.function) for line in branches)
         if not took_all and any(first not in place.fixed_loops for first, _ in around):
             return []
         goes_round |= bool(around)
@@ -361,29 +245,33 @@ def _took_all_batches(job: JobState, gone: RankState) -> bool:
     return gone.newest_is_exhaustion and gone.batches >= max(rank.batches for rank in job.ranks.values())
 
 
-def _find_all_ways(
+def _find_all_branches(
     job: JobState, made: tuple[RankState, Operation], by: RankState, after: Operation | None, *, has_left: bool
 ) -> list[tuple[Site, str]]:
     now = by.first_blocking
     a, b, common = align_frames(made, (by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
     begins_step = _begins_step(made[0], after)
     if common is not None:
-        first = _frame_gone_round(job, a, b, common)
-        return _ways_from(job, a, first, b[first], after, begins_step=begins_step)
+        first = _frame_looped_back(job, a, b, common)
+        return _branches_from(job, a, first, b[first], after, begins_step=begins_step)
     # Where they part is not known: it may be in any function whose loop goes round, the innermost first.
     innermost: list[tuple[Site, str]] = []
     for at in range(len(a) - 1, -1, -1):
         place = job.place_in_source(a[at])
         if PurePath(a[at].file).parent != PurePath(a[-1].file).parent:
             break
-        if place is not None and place.loops and (ways := _ways_from(job, a, at, None, after, begins_step=begins_step)):
-            if not has_left or any(word in _LOOP_EXITS for _, word in ways):
-                return ways
-            innermost = innermost or ways
+        if (
+            place is not None
+            and place.loops
+            and (branches := _branches_from(job, a, at, None, after, begins_step=begins_step))
+        ):
+            if not has_left or any(word in _LOOP_EXITS for _, word in branches):
+                return branches
+            innermost = innermost or branches
     return innermost
 
 
-def _frame_gone_round(job: JobState, made: list[Site], past: list[Site], common: int) -> int:
+def _frame_looped_back(job: JobState, made: list[Site], past: list[Site], common: int) -> int:
     """Return the frame in whose loop a rank came back to the function where two part, before the line of the other.
 
     It has left the function since it was where the other is, if only because it raised. Else that function itself.
@@ -404,7 +292,7 @@ def _frame_gone_round(job: JobState, made: list[Site], past: list[Site], common:
     return common
 
 
-def _ways_from(
+def _branches_from(
     job: JobState,
     frames: list[Site],
     first: int,
@@ -413,7 +301,7 @@ def _ways_from(
     *,
     begins_step: bool,
 ) -> list[tuple[Site, str]]:
-    """Return the ways past a call in the frames from one on, given where the other rank is in the function of that."""
+    """Return the branches in the frames from one on, given where the other rank is in the function of that."""
     there = job.place_in_source(now)
     met = set(there.conditions) if there is not None else set[int]()
     found: dict[Site, str] = {}
@@ -423,23 +311,23 @@ def _ways_from(
         if place is None:
             return []
         is_parting = at == first and now is not None
-        own = _ways(place, frame, met if at == first else set(), after, begins_step=begins_step)
+        own = _branches_at(place, frame, met if at == first else set(), after, begins_step=begins_step)
         # What the function calls, in which the ranks part, one of them has left altogether.
         left = left_loops(place, now.line if is_parting and now is not None else 0)
         if begins_step:  # no loop of a step had begun, as one over the parameters of a model
             left = [loop for loop in left if loop == place.loops[-1]]
         begun = {loop: _has_begun(loop, frames, at, after) for loop in left}
         if is_parting:
-            # A condition around loops led past all of their turns.
+            # A condition around loops skipped all of their iterations.
             left = [loop for loop in left if begun[loop] is not False]
-            own = _ways_out(place, left) if left and (not own or any(begun.values())) else own
+            own = _loop_exits(place, left) if left and (not own or any(begun.values())) else own
         elif now is not None:
             left = [loop for loop in left if (begins_round if begins_step else begun[loop])]
-            own = [*dict.fromkeys([*own, *_ways_out(place, left)])]
+            own = [*dict.fromkeys([*own, *_loop_exits(place, left)])]
         for line, word in own:
             found[Site(file=frame.file, line=line, function=frame.function)] = word
-        if begins_step and now is not None and left and _ways_out(place, left):
-            break  # it made all calls of the step before, and left the loop: what this calls led past none of them
+        if begins_step and now is not None and left and _loop_exits(place, left):
+            break  # it made all calls of the step before, and left the loop: what this calls skipped none of them
         begins_round = begins_round and not place.loops
     return [*found.items()]
 
@@ -453,9 +341,9 @@ def _has_begun(loop: tuple[int, int], frames: list[Site], at: int, after: Operat
     site = after.site if after is not None else None
     if site is None:
         return True
-    depth = next((i for i in range(len(frames) - 1, at - 1, -1) if _is_same_function(site, frames[i])), None)
+    depth = next((i for i in range(len(frames) - 1, at - 1, -1) if is_in_same_function(site, frames[i])), None)
     if depth is None:
-        # Where the call is all that there is in the loop, an operation of another function came before its turns.
+        # Where the call is all that there is in the loop, an operation of another function came before its iterations.
         return False if at == len(frames) - 1 and loop[1] == loop[0] + 1 else None
     return True if depth > at or site.line == frames[at].line or site.line >= loop[0] else None
 
@@ -465,8 +353,8 @@ def left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
     return [(first, last) for first, last in place.loops if not first <= line <= last]
 
 
-def _ways_out(place: SourcePlace, left: list[tuple[int, int]]) -> list[tuple[int, str]]:
-    """Return the ways out of loops before others, whose rounds a `continue` may have made fewer."""
+def _loop_exits(place: SourcePlace, left: list[tuple[int, int]]) -> list[tuple[int, str]]:
+    """Return the exits of loops that others are still in, whose rounds a `continue` may have made fewer."""
     inside = [(line, word) for line, word in place.ways_past if any(first <= line <= last for first, last in left)]
     without_own_end = (*place.fixed_loops, *place.endless_loops)
     return inside + [(first, "loop") for first, _ in left if first not in without_own_end]
@@ -481,10 +369,10 @@ def _begins_step(rank: RankState, after: Operation | None) -> bool:
     return step is not None and after.step is not None and step > after.step
 
 
-def _ways(
+def _branches_at(
     place: SourcePlace, frame: Site, met: set[int], after: Operation | None, *, begins_step: bool
 ) -> list[tuple[int, str]]:
-    """Return the ways past a line, of those that come after the operation before it.
+    """Return the branches and exits that may skip a line, of those that come after the operation before it.
 
     Of the first call of a step what this function calls may have made the last one, in the round before.
     """
@@ -492,15 +380,15 @@ def _ways(
     is_here = site is not None and site.shares_function(frame)
     begin = site.line if site is not None and is_here else 0
     conditions = ((line, "if") for line in place.conditions if line not in met)
-    ways = [
-        (line, f"{word}{_ON_A_COUNTER}" if line in place.counted else word)
+    branches = [
+        (line, f"{word}{_ON_COUNTER}" if line in place.counted else word)
         for line, word in (*place.ways_past, *conditions)
     ]
     is_later_round = begin >= frame.line or (begins_step and not is_here)
-    # A handler stands after what it leads past.
+    # A handler stands after the call that it skips.
     return [
         (line, word)
-        for line, word in ways
+        for line, word in branches
         if word.startswith("except")
         or (line > begin or line <= frame.line if is_later_round else begin < line <= frame.line)
     ]

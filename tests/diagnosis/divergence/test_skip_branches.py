@@ -1,16 +1,17 @@
-"""Where the calls of two ranks part, and what in the source leads one past the call of the other."""
+"""Branches and exits of the source by which a rank may have skipped the call of another."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
+from dtprof.diagnosis.divergence.call_divergence import align_frames, frames_of
+from dtprof.diagnosis.divergence.skip_branches import find_exit
 from dtprof.diagnosis.job_state import JobState, Stack
-from dtprof.diagnosis.parting_calls import align_frames, find_way_out, frames_of, part_sites
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records.sites import Site
-from dtprof.records.tables import CrashStack, ExceptionRecord, ProcessExit
+from dtprof.records.tables import CrashStack, ProcessExit
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import CONNECTION_LOST, STEP, build_job
 
@@ -60,7 +61,9 @@ def source(**of_call: object) -> dict[int, SourcePlace]:
         ),  # that asks for the rank
     ],
 )
-def test_the_one_way_past_a_call_is_the_line_of_who_skipped_it(facts: dict[str, object], line: int, words: str) -> None:
+def test_the_only_branch_past_a_call_is_the_line_of_its_culprit(
+    facts: dict[str, object], line: int, words: str
+) -> None:
     finding = decide(skipping(source(**facts))).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
     assert finding.culprit_call_sites[1].line == line
@@ -68,7 +71,7 @@ def test_the_one_way_past_a_call_is_the_line_of_who_skipped_it(facts: dict[str, 
 
 
 @pytest.mark.parametrize(("loops", "line"), [((), 13), (((1, 9),), 4)])
-def test_who_came_back_to_a_function_by_the_loop_of_its_caller_left_it_by_what_that_has(
+def test_a_rank_that_came_back_to_a_function_by_its_callers_loop_left_by_a_branch_of_the_caller(
     loops: tuple[tuple[int, int], ...], line: int
 ) -> None:
     """Rank 1 is at line 4 of a trial, the others at its line 8; line 12 of a loop calls it, under the handler of 13."""
@@ -100,14 +103,14 @@ def test_who_came_back_to_a_function_by_the_loop_of_its_caller_left_it_by_what_t
     assert finding.culprit_call_sites[1].line == line
 
 
-def test_a_condition_on_the_rank_is_no_way_past_a_call_that_the_rank_has_made_before() -> None:
+def test_a_condition_on_the_rank_skips_no_call_that_the_rank_has_made_before() -> None:
     facts = {"conditions": (9,), "ways_past": ((7, "return"),)}
     finding = decide(skipping(source(**facts, by_rank=(9,)))).findings[0]
     assert finding.culprit_call_sites[1].line == 7
 
 
 @pytest.mark.parametrize(("turns", "line"), [(1, 20), (3, 7)])
-def test_a_condition_in_the_loop_around_a_call_leads_past_one_of_its_turns(turns: int, line: int) -> None:
+def test_a_condition_inside_the_loop_around_a_call_skips_one_iteration(turns: int, line: int) -> None:
     """Rank 1 left out all turns of the loop in `average`: then what leads past the whole loop is its line."""
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
@@ -143,7 +146,7 @@ def test_a_condition_on_a_counter_alone_shows_another_round() -> None:
         ((7, 9), "step-mismatch", 9),  # as after a resume from another step
     ],
 )
-def test_of_several_that_continue_the_one_that_hangs_on_more_than_a_counter_led_past(
+def test_of_several_continues_the_one_that_depends_on_more_than_a_counter_skipped_the_call(
     counted: tuple[int, ...], kind: str, line: int
 ) -> None:
     ways = ((6, "continue"),) if counted != (7, 9) else ()
@@ -152,7 +155,7 @@ def test_of_several_that_continue_the_one_that_hangs_on_more_than_a_counter_led_
     assert (finding.kind, finding.culprit_call_sites[1].line) == (kind, line)
 
 
-def test_a_handler_through_which_a_rank_came_is_evidence_and_no_way_past() -> None:
+def test_a_handler_that_a_rank_is_in_is_evidence_and_no_branch_past_the_call() -> None:
     places = source(ways_past=((9, "return"),))
     places[20] = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP, handler=(19, True))
     finding = decide(skipping(places)).findings[0]
@@ -185,7 +188,7 @@ def test_the_stack_of_a_rank_comes_before_what_the_signal_that_ended_it_has_left
     assert align_frames((replace(ended, stack=None), operation), other)[2] is None  # at one line
 
 
-def test_a_handler_around_the_call_is_a_way_past_it_though_it_stands_after() -> None:
+def test_a_handler_around_a_call_may_skip_it_though_its_line_is_later() -> None:
     finding = decide(skipping(source(ways_past=((12, "except"),)))).findings[0]
     assert (finding.kind, finding.culprit_call_sites[1].line) == ("rank-skipped-collective", 12)
 
@@ -204,7 +207,7 @@ def test_a_handler_around_the_call_is_a_way_past_it_though_it_stands_after() -> 
         (((7, "break"), (6, "return")), 20),
     ],
 )
-def test_the_one_way_out_is_the_line_of_a_rank_that_exited(
+def test_the_only_exit_of_the_source_is_the_line_of_a_rank_that_exited(
     ways: tuple[tuple[int, str], ...], line: int, fixed: tuple[int, ...]
 ) -> None:
     if not fixed and line == 7:
@@ -228,7 +231,7 @@ def test_the_one_way_out_is_the_line_of_a_rank_that_exited(
 
 
 @pytest.mark.parametrize(("steps", "line"), [((0, 1, 2), 9), ((0, 0, 0), 10)])
-def test_a_return_behind_the_call_of_a_step_is_a_way_out_before_the_next(steps: tuple[int, ...], line: int) -> None:
+def test_a_return_after_the_call_of_a_step_exits_before_that_of_the_next(steps: tuple[int, ...], line: int) -> None:
     """Line 10 averages parameters, in a loop of a function that main calls at 8, and leaves at 9."""
     ranks = [RankBuilder(rank, 3, closed=rank == 1) for rank in range(3)]
     for rank in ranks:
@@ -376,7 +379,7 @@ def test_what_a_rank_raised_shows_who_called_what_it_was_in() -> None:
 
 
 @pytest.mark.parametrize(("turns", "line"), [(0, 15), (1, 18)])
-def test_a_condition_around_a_loop_led_past_it_where_no_turn_was_made(turns: int, line: int) -> None:
+def test_a_condition_around_a_loop_skipped_it_where_no_iteration_ran(turns: int, line: int) -> None:
     """All train at line 10 and publish in the loop of line 18, under the condition of line 15; rank 1 is at 30."""
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
@@ -404,40 +407,6 @@ def test_a_condition_around_a_loop_led_past_it_where_no_turn_was_made(turns: int
     finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, at: places.get(at))).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
     assert finding.culprit_call_sites[1].line == line
-
-
-def test_a_traceback_that_begins_further_in_is_the_same_place() -> None:
-    """Rank 1 left a loop, and gloo aborted it: its stack begins with the launcher, the traceback of others later."""
-    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
-    for rank in ranks:
-        rank.op("all_reduce", 0, 9, site=rank.site("all_reduce", line=10), nbytes=64)
-        line = 20 if rank.rank == 1 else 10
-        rank.op("all_reduce", STEP, site=rank.site("all_reduce", line=line), nbytes=8 if line == 20 else 64)
-    job = build_job(ranks, exit_status=1, statuses={0: (1, 2 * STEP), 1: (-6, 2 * STEP), 2: (1, 2 * STEP)})
-    text = "Traceback (most recent call last):\n" + "".join(
-        f'  File "{FILE}", line {line}, in {name}\n    x\n' for name, line in (("launch", 90), ("main", 10))
-    )
-    raised = ExceptionRecord(t_ns=2, type="RuntimeError", message=CONNECTION_LOST, traceback=text, frame=None)
-    stack = frames(("main", 20), ("launch", 90), ("top", 99)).frames
-    died = replace(job.ranks[1], crash=CrashStack(signal=6, t_ns=2, thread="main", frames=stack))
-    left = replace(job.ranks[0], exceptions=(raised,))
-    a, b, common = align_frames((left, left.operations[-1]), (died, died.operations[-1]))
-    assert common is not None
-    assert (a[common].line, b[common].line) == (10, 20)
-
-
-@pytest.mark.parametrize(("function", "lines"), [("hop", [10, 25]), ("wait_all", [10])])
-def test_a_call_that_is_waited_for_at_another_line_of_its_function_has_the_callers_of_that(
-    function: str, lines: list[int]
-) -> None:
-    rank = RankBuilder(0, 2, closed=False)
-    rank.op("all_reduce", 100, site=rank.site("all_reduce", line=10, function="hop"), nbytes=8)
-    frames = tuple(
-        Site(file="/home/me/train.py", line=line, function=name) for line, name in ((12, function), (25, "main"))
-    )
-    stacks = {0: Stack(state="S", cpu_share=None, frames=frames)}
-    state = build_job([rank, RankBuilder(1, 2)], exit_status=None, stacks=stacks).ranks[0]
-    assert [frame.line for frame in frames_of(state, state.operations[-1])] == lines
 
 
 @pytest.mark.parametrize(("exits", "line"), [(((23, "break"),), 23), ((), 9)])
@@ -489,24 +458,5 @@ def test_who_ended_may_have_left_by_a_function_further_out_than_a_condition_in_a
     stacks = {0: frames(("average", 10), ("main", 39))}
     job = build_job([rank, gone], statuses={1: (0, 100)}, stacks=stacks, find_place=lambda _, at: places.get(at))
     state = job.ranks[0]
-    way = find_way_out(job, job.ranks[1], {0: state.operations[-1]})
+    way = find_exit(job, job.ranks[1], {0: state.operations[-1]})
     assert (way.line if way is not None else None) == line
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs", "lines"),
-    [
-        ((("log", 20), ("main", 50)), (("log", 30), ("main", 50)), (20, 30)),
-        ((("log", 20), ("main", 50)), (("log", 20), ("main", 60)), (50, 60)),
-        ((("log", 20), ("main", 50)), (("check", 30), ("main", 50)), (20, 30)),  # one line calls either
-        ((("log", 20), ("main", 50), ("top", 9)), (("log", 30), ("main", 50)), (20, 30)),  # more is known of one
-        ((("log", 20), ("main", 50)), (), (7, 7)),
-    ],
-)
-def test_calls_of_one_line_part_at_the_outermost_callers_that_differ(
-    mine: tuple[tuple[str, int], ...], theirs: tuple[tuple[str, int], ...], lines: tuple[int, int]
-) -> None:
-    rank = RankBuilder(0, 2)
-    a, b = (rank.sites[rank.site(line=7, function="average", callers=callers)] for callers in (mine, theirs))
-    job = build_job([rank], exit_status=0, stalled=False)
-    assert tuple(site.line for site in part_sites(job, a, b)) == lines
