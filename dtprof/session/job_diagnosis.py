@@ -38,7 +38,7 @@ def diagnose(paths: Iterable[Path], engine: Engine = IN_THIS_PROCESS) -> "Verdic
 
         verdict = diagnose_run(inputs.runs[0], engine, beside=others)
     else:
-        verdict = _diagnose_attempts(attempts[:-1], others)
+        verdict = _diagnose_merged(attempts[:-1], others)
     return replace(verdict, cannot_tell=(*verdict.cannot_tell, *inputs.problems))
 
 
@@ -63,10 +63,10 @@ def diagnose_logs(paths: Iterable[Path]) -> "Verdict":
         NotARunError: a file cannot be read, or there is none.
     """
     *earlier, last = _read_logs(paths)
-    return _diagnose_attempts(earlier, [last])
+    return _diagnose_merged(earlier, [last])
 
 
-def _diagnose_attempts(earlier: "Sequence[JobState]", sources: "Sequence[JobState]") -> "Verdict":
+def _diagnose_merged(earlier: "Sequence[JobState]", sources: "Sequence[JobState]") -> "Verdict":
     """Return the verdict on the merged sources, with evidence from earlier attempts."""
     from dtprof.diagnosis.attempts import judge, remember
     from dtprof.diagnosis.source_merging import merge

@@ -109,10 +109,10 @@ def diagnose_opened(
         is_stalled: the caller watches the job and has seen it stall.
         beside: the same job according to other sources.
     """
-    return _with_times_seen(_diagnose_attempts(run, find_stragglers, executor, newest, is_stalled, beside), run)
+    return _with_times_seen(_diagnose_newest_attempt(run, find_stragglers, executor, newest, is_stalled, beside), run)
 
 
-def _diagnose_attempts(
+def _diagnose_newest_attempt(
     run: reader.Run,
     find_stragglers: Callable[[], facts.Stragglers] | None,
     executor: Executor,

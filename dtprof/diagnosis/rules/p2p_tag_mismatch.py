@@ -71,7 +71,7 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
             )
 
 
-def find_untaken(case: Case) -> Iterator[Finding]:
+def find_untaken_tag(case: Case) -> Iterator[Finding]:
     """Give findings for ranks that wait for a message, whose peer has sent them one with a tag of its own.
 
     The back end kept it, and nobody takes it.
@@ -154,5 +154,5 @@ def _breaks_rhythm(job: JobState, rank: int, operation: Operation) -> bool:
 
 RULES: Declared = (
     Rule(kinds=("p2p-tag-mismatch",), stages=(Stage.WAIT,), find=find_other_tags),
-    Rule(kinds=("p2p-tag-mismatch",), stages=(Stage.WAIT,), find=find_untaken),
+    Rule(kinds=("p2p-tag-mismatch",), stages=(Stage.WAIT,), find=find_untaken_tag),
 )

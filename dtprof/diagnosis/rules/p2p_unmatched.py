@@ -223,7 +223,7 @@ def _is_of_an_exchange(rank: RankState, waiting: Operation) -> bool:
     )
 
 
-def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
+def explain_exit_by_skipped_message(case: Case, left: Finding) -> Iterator[Finding]:
     """Give the finding for a message that a rank left out of an earlier round, and that its peer waits for in vain.
 
     The messages after it took its place one by one, until the rank ended one message short.
@@ -446,7 +446,7 @@ def _left_own_program(job: JobState, wait: Wait) -> bool:
     return usual_operation(job.ranks[wait.rank].operations, wait.operation) is not None
 
 
-def find_untaken(case: Case) -> Iterator[Finding]:
+def find_untaken_message(case: Case) -> Iterator[Finding]:
     """Give a finding for the first message of a job that ended well which was sent and never taken.
 
     The back end kept it: whoever was to take it has taken the next one, or goes on without.
@@ -497,6 +497,11 @@ RULES: Declared = (
     Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_omitted),
     Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_other_partner),
     Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_unmatched),
-    Rule(kinds=("p2p-unmatched",), stages=(Stage.MISPAIRED,), find=find_untaken),
-    Refinement(kinds=("p2p-unmatched",), causes=("rank-exited",), stages=(Stage.WAIT, Stage.LATE), refine=explain_exit),
+    Rule(kinds=("p2p-unmatched",), stages=(Stage.MISPAIRED,), find=find_untaken_message),
+    Refinement(
+        kinds=("p2p-unmatched",),
+        causes=("rank-exited",),
+        stages=(Stage.WAIT, Stage.LATE),
+        refine=explain_exit_by_skipped_message,
+    ),
 )

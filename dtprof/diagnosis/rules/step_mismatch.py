@@ -147,7 +147,7 @@ def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Ope
     theirs, mine = _both_sides(job, present, ranks)
     # Lines of two branches are alternatives, not places of one round, but where they take turns by a counter: it is
     # alike on ranks that keep pace. Of two functions steps tell, not the source.
-    if _is_same_function(mine, theirs):
+    if _share_function(mine, theirs):
         are_apart = _follows(job, mine, theirs) or _follows(job, theirs, mine) or _take_turns(job, mine, theirs)
     else:
         are_apart = all(_differ_in_step(reference, cut[rank], apart[rank]) for rank in ranks)
@@ -181,7 +181,7 @@ def _follows(job: JobState, earlier: Operation, later: Operation) -> bool:
     """Say whether the source comes from the line of one call to that of another in the same round."""
     place = job.place_in_source(earlier.site)
     lines = {line for _, line in place.following} if place is not None else set()
-    return later.site is not None and later.site.line in lines and _is_same_function(earlier, later)
+    return later.site is not None and later.site.line in lines and _share_function(earlier, later)
 
 
 def _take_turns(job: JobState, a: Operation, b: Operation) -> bool:
@@ -197,11 +197,11 @@ def _take_turns(job: JobState, a: Operation, b: Operation) -> bool:
 def _have_roles(job: JobState, a: Operation, b: Operation) -> bool:
     """Say whether one `if` leads to two lines by more than counters, as by the rank: they may rightly meet."""
     here, there = job.place_in_source(a.site), job.place_in_source(b.site)
-    is_one_if = here is not None and there is not None and here.is_other_branch(there) and _is_same_function(a, b)
+    is_one_if = here is not None and there is not None and here.is_other_branch(there) and _share_function(a, b)
     return is_one_if and not _take_turns(job, a, b)
 
 
-def _is_same_function(a: Operation, b: Operation) -> bool:
+def _share_function(a: Operation, b: Operation) -> bool:
     return a.site is not None and b.site is not None and a.site.shares_function(b.site)
 
 
@@ -247,7 +247,7 @@ def find_skipped_round(case: Case) -> Iterator[Finding]:
             yield finding
 
 
-def explain_exit(case: Case, left: Finding) -> list[Finding]:
+def explain_exit_by_skipped_round(case: Case, left: Finding) -> list[Finding]:
     """Return the finding for a skipped round that explains why ranks exited early: they were a round ahead."""
     return [skip for skip in case.findings(find_skipped_round) if skip.culprit_ranks == left.culprit_ranks]
 
@@ -666,6 +666,11 @@ RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE, Stage.MISPAIRED), find=find_shift),
     Rule(kinds=("step-mismatch",), stages=(Stage.DIVERGENCE, Stage.MISPAIRED), find=find_apart),
     Rule(kinds=("rank-skipped-collective",), stages=(Stage.DIVERGENCE,), find=find_skipped_round),
-    Refinement(kinds=("rank-skipped-collective",), causes=("rank-exited",), stages=(Stage.LATE,), refine=explain_exit),
+    Refinement(
+        kinds=("rank-skipped-collective",),
+        causes=("rank-exited",),
+        stages=(Stage.LATE,),
+        refine=explain_exit_by_skipped_round,
+    ),
     Refinement(kinds=("step-mismatch",), causes=("rank-exited",), stages=ENDS, refine=explain_majority),
 )

@@ -120,7 +120,7 @@ def _went_on_with_fewer(case: Case, skip: Finding) -> dict[int, RankState]:
     if not has_fewer and (not has_none_left or any(_found_exhausted(own, skip) for own in others)):
         return {}
     skipped = next(filter(None, (_call_at(own, skip) for own in others)), None)
-    return out if all(_has_left_loop(job, skipped, _call_at(own, skip)) for own in out.values()) else {}
+    return out if all(_is_outside_loop_of(job, skipped, _call_at(own, skip)) for own in out.values()) else {}
 
 
 def _found_exhausted(rank: RankState, skip: Finding) -> bool:
@@ -149,7 +149,7 @@ def _call_at(rank: RankState, skip: Finding, *, back: int = 0) -> Operation | No
     return next(own, None)
 
 
-def _has_left_loop(job: JobState, skipped: Operation | None, instead: Operation | None) -> bool:
+def _is_outside_loop_of(job: JobState, skipped: Operation | None, instead: Operation | None) -> bool:
     """Say whether the source has a loop around a skipped call that what a rank did instead is not in."""
     if skipped is None or instead is None or skipped.site is None or instead.site is None:
         return False

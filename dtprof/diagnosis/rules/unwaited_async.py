@@ -132,7 +132,7 @@ def explain_stall(case: Case, stall: Finding) -> Iterator[Finding]:
         yield explain(replace(dropped, waiting_ranks=stall.waiting_ranks), stall)
 
 
-def explain_exit(case: Case, exited: Finding) -> Iterator[Finding]:
+def explain_exit_by_unwaited_send(case: Case, exited: Finding) -> Iterator[Finding]:
     """Give the sends of ranks that ended, which others wait for: what has not left when a process ends is lost."""
     job, gone = case.job, set(exited.culprit_ranks)
     for rank in exited.waiting_ranks:
@@ -406,5 +406,5 @@ RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.RISK,), find=find_dropped_receives),
     Refinement(kinds=KINDS, causes=("rank-killed",), stages=(Stage.LATE,), refine=explain_late_death),
     Refinement(kinds=KINDS, causes=("backend-stall",), stages=(Stage.STALL,), refine=explain_stall),
-    Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.WAIT,), refine=explain_exit),
+    Refinement(kinds=KINDS, causes=("rank-exited",), stages=(Stage.WAIT,), refine=explain_exit_by_unwaited_send),
 )

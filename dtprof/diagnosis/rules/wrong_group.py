@@ -163,7 +163,7 @@ def explain_mismatch(case: Case, mismatch: Finding) -> Iterator[Finding]:
         yield explain(wrong, mismatch)
 
 
-def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
+def explain_exit_by_wrong_group(case: Case, left: Finding) -> Iterator[Finding]:
     """Give the finding for a rank that waits for ranks that ended in a call that its peers made on another group."""
     everyone = _blocking_collectives(case.job)
     if (wrong := find_wrong_call(case.job, everyone, everyone)) is not None:
@@ -423,7 +423,9 @@ RULES: Declared = (
     Refinement(
         kinds=("wrong-group",), causes=argument_mismatch.KINDS, stages=(Stage.DIVERGENCE,), refine=explain_mismatch
     ),
-    Refinement(kinds=("wrong-group",), causes=("rank-exited",), stages=(Stage.WAIT,), refine=explain_exit),
+    Refinement(
+        kinds=("wrong-group",), causes=("rank-exited",), stages=(Stage.WAIT,), refine=explain_exit_by_wrong_group
+    ),
     Refinement(
         kinds=("wrong-group",),
         causes=(
