@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dtprof.diagnosis.known_errors import is_refused_by_host
-from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 from dtprof.diagnosis.stack_groups import BUSY, PythonState, RankStack
 from dtprof.formatting import format_fraction
 from dtprof.job.groups import GroupId

@@ -7,9 +7,9 @@ from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.findings import Finding, at_line, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState, Stop
-from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.open_collectives import find_open_collectives
 from dtprof.diagnosis.rank_failures import NATIVE_CRASHES, STOPPED
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.stalls import SLOW_AFTER_NS, Progress

@@ -23,7 +23,7 @@ from dtprof.intervals import Column, Floats
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import FAR, MatchedOperations, split
 from dtprof.job.groups import Channel
-from dtprof.job.sound_records import stride_of
+from dtprof.job.valid_records import stride_of
 from dtprof.records import codes
 from dtprof.records.events import FROM_ROOT, TO_ROOT
 from dtprof.records.nodes.host_clocks import MAX_DRIFT_PPM, WANDER_PPM, HostClock

@@ -20,7 +20,7 @@ from dtprof.job.api_names import Apis
 from dtprof.job.device_timeline import is_placed, start_of
 from dtprof.job.groups import Channel, GroupId, identify_groups, message_tags
 from dtprof.job.rank_batches import RankBatch
-from dtprof.job.sound_records import UNNAMED
+from dtprof.job.valid_records import UNNAMED
 from dtprof.records import codes
 from dtprof.records.events import POINT_TO_POINT
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, join, select

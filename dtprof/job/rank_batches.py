@@ -13,7 +13,7 @@ import numpy as np
 
 from dtprof.columns import is_any
 from dtprof.intervals import Column, Mask
-from dtprof.job.sound_records import sound_operations, sound_spans
+from dtprof.job.valid_records import valid_operations, valid_spans
 from dtprof.records.tables import Array, RankTables, join, select
 
 MAX_ROWS = 1 << 14
@@ -79,8 +79,8 @@ def batch_ranks(tables: Sequence[RankTables]) -> RankBatch:
     """Join ranks into one batch; one at least."""
     return RankBatch(
         tables=tables,
-        operations=_rows(tables, [table.operations for table in tables], sound_operations),
-        spans=_rows(tables, [table.spans for table in tables], sound_spans),
+        operations=_rows(tables, [table.operations for table in tables], valid_operations),
+        spans=_rows(tables, [table.spans for table in tables], valid_spans),
     )
 
 

@@ -3,16 +3,16 @@
 from dtprof.analysis.communication.blocked_time import Blocked, find_blocked
 from dtprof.analysis.steps.phase_intervals import find_phases
 from dtprof.analysis.steps.step_boundaries import find_steps_of
-from dtprof.job.sound_records import sound_operations, sound_spans
+from dtprof.job.valid_records import valid_operations, valid_spans
 from dtprof.records import schema
 from tests.builders import START_NS, RankBuilder
 
 
 def blocked_of(builder: RankBuilder) -> Blocked:
     tables = builder.tables()
-    spans = sound_spans(tables.spans)
+    spans = valid_spans(tables.spans)
     steps = find_steps_of(tables)
-    return find_blocked(tables, sound_operations(tables.operations), find_phases(tables, spans, steps), steps)
+    return find_blocked(tables, valid_operations(tables.operations), find_phases(tables, spans, steps), steps)
 
 
 def stretches(blocked: Blocked) -> list[list[list[int]]]:

@@ -2,13 +2,13 @@
 
 from dtprof.analysis.steps.phase_intervals import find_phases, find_user_phases
 from dtprof.analysis.steps.step_boundaries import find_steps_of
-from dtprof.job.sound_records import sound_spans
+from dtprof.job.valid_records import valid_spans
 from tests.builders import START_NS, RankBuilder
 
 
 def phases_of(builder: RankBuilder) -> dict[str, list[list[int]]]:
     tables = builder.tables()
-    spans = sound_spans(tables.spans)
+    spans = valid_spans(tables.spans)
     found = find_phases(tables, spans, find_steps_of(tables))
     return {phase: (times - START_NS).tolist() for phase, times in found.items()}
 
@@ -115,7 +115,7 @@ def test_phases_of_the_users_own_nest_and_repeat() -> None:
     rank.span("backward", 40, 60)
     rank.span("optimizer", 60, 70)
     tables = rank.tables()
-    spans = sound_spans(tables.spans)
+    spans = valid_spans(tables.spans)
     found = find_user_phases(tables, spans, find_steps_of(tables))
     assert {name: (times - START_NS).tolist() for name, times in found.items()} == {
         "a": [[10, 40]],

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.diagnosis.findings import Finding, Verdict
-from dtprof.diagnosis.logged_job import operation
+from dtprof.diagnosis.sources.logs.logged_job import operation
 from dtprof.session.job_diagnosis import diagnose_logs
 
 SURE = 0.5

@@ -17,7 +17,7 @@ from dtprof.job.api_names import Apis
 from dtprof.job.axes import purpose_of_operation
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.groups import GroupId
-from dtprof.job.sound_records import UNNAMED
+from dtprof.job.valid_records import UNNAMED
 from dtprof.records.codes import NONE
 from dtprof.records.tables import UNKNOWN_NS, Array, join, select
 

@@ -20,7 +20,7 @@ from dtprof.formatting import format_fraction, format_ns
 from dtprof.intervals import Column, Mask, locate
 from dtprof.job.api_names import Apis
 from dtprof.job.axes import purpose_of_operation
-from dtprof.job.sound_records import UNNAMED
+from dtprof.job.valid_records import UNNAMED
 from dtprof.records.codes import NONE
 from dtprof.records.tables import UNKNOWN_NS
 

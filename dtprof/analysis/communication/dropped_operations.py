@@ -5,7 +5,7 @@ import numpy as np
 from dtprof.analysis.communication.collective_table import ROW_SUMS, RowKey, add_sums
 from dtprof.job.api_names import name_site
 from dtprof.job.groups import identify_groups
-from dtprof.job.sound_records import UNNAMED
+from dtprof.job.valid_records import UNNAMED
 from dtprof.records import codes
 from dtprof.records.tables import Array, RankTables
 

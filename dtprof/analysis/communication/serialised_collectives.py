@@ -25,7 +25,7 @@ from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
 from dtprof.job.axes import purpose_of_operation
 from dtprof.job.device_timeline import is_placed
-from dtprof.job.sound_records import UNNAMED
+from dtprof.job.valid_records import UNNAMED
 from dtprof.records import codes
 from dtprof.records.tables import Array
 

@@ -12,7 +12,7 @@ from dtprof.columns import percentiles
 from dtprof.intervals import Column
 from dtprof.job.collective_matching import FAR, OperationInstances
 from dtprof.job.groups import Channel
-from dtprof.job.sound_records import stride_of
+from dtprof.job.valid_records import stride_of
 from dtprof.records.tables import Array
 
 

@@ -28,7 +28,7 @@ from dtprof.intervals import Column, Intervals, locate
 from dtprof.job.api_names import find_apis
 from dtprof.job.axes import purpose_of_operation
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
-from dtprof.job.sound_records import UNNAMED
+from dtprof.job.valid_records import UNNAMED
 from dtprof.job.world_size import newest_ranks
 from dtprof.records import codes
 from dtprof.records.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES

@@ -24,7 +24,7 @@ from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.columns import begins_of
 from dtprof.intervals import Column, Intervals, Mask, accumulate_maximum, near, paint, union
 from dtprof.job.device_timeline import is_placed
-from dtprof.job.sound_records import stride_of
+from dtprof.job.valid_records import stride_of
 from dtprof.records import codes
 from dtprof.records.tables import UNKNOWN_NS, Array
 

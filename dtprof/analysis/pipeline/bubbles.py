@@ -45,7 +45,7 @@ from dtprof.formatting import list_ranks
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate, pair, subtract, union
 from dtprof.job.axes import is_clear
 from dtprof.job.rank_batches import RankBatch, Rows, batch_ranks, lay_out
-from dtprof.job.sound_records import ENDED, spans_of_any, stride_of, times_of
+from dtprof.job.valid_records import ENDED, spans_of_any, stride_of, times_of
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, Pipeline, RankTables, select
 

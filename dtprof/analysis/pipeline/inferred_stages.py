@@ -16,7 +16,7 @@ from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.columns import distinct, is_any
 from dtprof.formatting import list_ranks
 from dtprof.intervals import Column, Intervals, Mask, locate, pair
-from dtprof.job.sound_records import spans_of_any
+from dtprof.job.valid_records import spans_of_any
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, Pipeline, RankTables
 

@@ -10,7 +10,7 @@ import numpy as np
 from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.columns import is_any, number_alike
 from dtprof.intervals import Mask, locate
-from dtprof.job.sound_records import spans_of_any
+from dtprof.job.valid_records import spans_of_any
 from dtprof.records import codes, events
 from dtprof.records.tables import Array, RankTables
 

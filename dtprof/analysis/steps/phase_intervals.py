@@ -8,7 +8,7 @@ import numpy as np
 from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.columns import is_any
 from dtprof.intervals import NONE, Column, Intervals, intersect, pair, subtract, union
-from dtprof.job.sound_records import ENDED, spans_of, times_of
+from dtprof.job.valid_records import ENDED, spans_of, times_of
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
 

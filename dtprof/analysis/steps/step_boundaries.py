@@ -22,7 +22,7 @@ from dtprof.columns import begins_of, distinct, is_any, median
 from dtprof.formatting import list_ranks
 from dtprof.intervals import NONE, Column, Intervals, pair, union
 from dtprof.job.rank_batches import RankBatch, batch_ranks
-from dtprof.job.sound_records import ENDED, spans_of, times_of
+from dtprof.job.valid_records import ENDED, spans_of, times_of
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
 

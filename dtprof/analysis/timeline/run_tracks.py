@@ -13,7 +13,7 @@ from dtprof.interning import Interned
 from dtprof.intervals import Column, Intervals, paint, pair
 from dtprof.job.api_names import find_apis
 from dtprof.job.device_timeline import start_of
-from dtprof.job.sound_records import ENDED, spans_of
+from dtprof.job.valid_records import ENDED, spans_of
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
 

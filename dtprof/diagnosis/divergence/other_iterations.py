@@ -10,7 +10,7 @@ from dtprof.diagnosis.divergence.source_paths import is_alone_in_loop
 from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import MIN_ALIKE, turns_by_round
+from dtprof.job.iteration_pattern import MIN_ALIKE, iterations_by_round
 
 
 def find_other_iteration(job: JobState, skip: Finding, skipped: Operation) -> Finding | None:
@@ -50,7 +50,7 @@ def find_extra_iteration(job: JobState, skip: Finding, expected: tuple[RankState
     They are not as many steps further as a later round would be, and have run more iterations than in any round before.
     """
     now = first_blocking_of(job, skip.culprit_ranks)
-    turns = [turns_by_round(job.ranks[rank].operations, o, expected[1]) or [0] for rank, o in now.items()]
+    turns = [iterations_by_round(job.ranks[rank].operations, o, expected[1]) or [0] for rank, o in now.items()]
     if any(newest <= max(before, default=0) for *before, newest in turns):
         return None
     is_inside = [
@@ -95,8 +95,8 @@ def describe_fewer_iterations(rank: RankState, turn: Operation) -> str:
     now = rank.first_blocking
     if now is None or now.label == turn.label:
         return ""
-    *before, made = turns_by_round(rank.operations, turn, now) or [0]
-    *others, again = turns_by_round(rank.operations, now, turn) or [0]
+    *before, made = iterations_by_round(rank.operations, turn, now) or [0]
+    *others, again = iterations_by_round(rank.operations, now, turn) or [0]
     if len(before) < MIN_ALIKE or not 0 < made < min(before) or again > min(others, default=0):
         return ""
     newest = "once" if made == 1 else f"{made} times"

@@ -9,7 +9,7 @@ from dtprof.diagnosis.job_state import RankState
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import MAX_ALIKE
+from dtprof.job.iteration_pattern import MAX_ALIKE
 from dtprof.records import codes
 from dtprof.records.tables import Array
 

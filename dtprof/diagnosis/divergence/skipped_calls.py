@@ -29,7 +29,7 @@ from dtprof.diagnosis.divergence.source_paths import (
 )
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import is_short_in_step, keeps_pattern
+from dtprof.job.iteration_pattern import is_short_in_step, keeps_pattern
 from dtprof.records.tables import UNKNOWN_NS
 
 

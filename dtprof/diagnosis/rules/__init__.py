@@ -51,7 +51,7 @@ ORDER = (
     "slow_link",
     "device_stall",
     "backend_stall",
-    "other_meaning",
+    "semantic_mismatch",
     "unwaited_async",
     "group_order_risk",
     "group_creation_risk",

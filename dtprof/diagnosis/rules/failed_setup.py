@@ -2,10 +2,10 @@
 
 from dtprof.diagnosis.findings import Finding, capitalised
 from dtprof.diagnosis.known_errors import NCCL_RESOURCES
-from dtprof.diagnosis.log_facts import Note
-from dtprof.diagnosis.log_rule import log_rule
-from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.log_findings.log_rule import log_rule
 from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.sources.logs.log_facts import Note
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 
 PORT = (
     "Another job, or the same one before it, still listens there: end it, or choose another MASTER_PORT "

@@ -14,7 +14,7 @@ from dtprof.diagnosis.rules.wrong_group import find_call_of_absent, find_wrong_c
 from dtprof.diagnosis.sibling_groups import order_of_issue
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import usual_operation
+from dtprof.job.iteration_pattern import usual_operation
 
 MAX_COMPARED = 50
 """Open collectives compared with each other for the order in which ranks issued them."""

@@ -17,8 +17,8 @@ from dtprof.diagnosis.sibling_groups import are_siblings
 from dtprof.formatting import list_ranks
 from dtprof.job.group_collectives import at_position, find_common, group_tables
 from dtprof.job.groups import GroupId
+from dtprof.job.iteration_pattern import usual_operation
 from dtprof.job.order_replay import find_ring
-from dtprof.job.own_pattern import usual_operation
 from dtprof.records.tables import Array
 
 Seqs = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.group_collectives import checksum
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import usual_operation
+from dtprof.job.iteration_pattern import usual_operation
 from dtprof.records import codes
 
 

@@ -6,9 +6,8 @@ from collections.abc import Hashable
 
 from dtprof.diagnosis.broadcast_tree import explain
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
-from dtprof.diagnosis.log_facts import BACKWARD, Trace
-from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
-from dtprof.diagnosis.logged_absences import (
+from dtprof.diagnosis.log_findings.log_rule import Suspicion, log_finding, log_rule
+from dtprof.diagnosis.log_findings.logged_absences import (
     STACKS,
     absence_finding,
     operations_of,
@@ -16,9 +15,10 @@ from dtprof.diagnosis.logged_absences import (
     unnamed_absence_finding,
     words_of,
 )
-from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
-from dtprof.diagnosis.logged_messages import find_messages, plain_broadcast
+from dtprof.diagnosis.log_findings.logged_messages import find_messages, plain_broadcast
 from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.sources.logs.log_facts import BACKWARD, Trace
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob, odd_ones, operation
 from dtprof.formatting import list_ranks
 from dtprof.records.events import FROM_ROOT, TO_ROOT
 

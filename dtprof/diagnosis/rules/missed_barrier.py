@@ -1,10 +1,10 @@
 """A monitored barrier of torch names the ranks that did not come, in a log."""
 
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.log_rule import log_rule
-from dtprof.diagnosis.logged_absences import absence_finding, operations_of
-from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.log_findings.log_rule import log_rule
+from dtprof.diagnosis.log_findings.logged_absences import absence_finding, operations_of
 from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 from dtprof.formatting import list_ranks
 
 

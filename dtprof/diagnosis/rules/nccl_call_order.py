@@ -4,12 +4,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
-from dtprof.diagnosis.log_facts import Communicator, NcclCall
-from dtprof.diagnosis.log_rule import log_finding, log_rule
-from dtprof.diagnosis.logged_absences import DID_LAST
-from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation, ranks_by_process
+from dtprof.diagnosis.log_findings.log_rule import log_finding, log_rule
+from dtprof.diagnosis.log_findings.logged_absences import DID_LAST
 from dtprof.diagnosis.rule import Declared
 from dtprof.diagnosis.rules.reported_disagreement import WHAT_IS_CALLED
+from dtprof.diagnosis.sources.logs.log_facts import Communicator, NcclCall
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob, odd_ones, operation, ranks_by_process
 from dtprof.formatting import list_ranks, plural
 
 WAITED = ("dump-signal", "stuck", "heartbeat")

@@ -1,10 +1,10 @@
 """A transport failed, as NCCL or gloo say in a log: no rank is to blame."""
 
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.log_facts import Note
-from dtprof.diagnosis.log_rule import log_rule
-from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.log_findings.log_rule import log_rule
 from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.sources.logs.log_facts import Note
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 
 
 def find_transport(job: LoggedJob) -> Finding | None:

@@ -14,7 +14,7 @@ from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.issued_operations import ChannelEnd, Operation
-from dtprof.job.own_pattern import find_departures, left_out_of_round, usual_operation
+from dtprof.job.iteration_pattern import find_departures, left_out_of_round, usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
 
 CALLS = {

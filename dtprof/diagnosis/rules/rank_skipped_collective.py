@@ -22,7 +22,7 @@ from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import find_apart
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import usual_operation
+from dtprof.job.iteration_pattern import usual_operation
 
 
 def find_skip(case: Case) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import Repetition, find_repetition, usual_operation
+from dtprof.job.iteration_pattern import Repetition, find_repetition, usual_operation
 
 MAX_ASKED = 64
 """Ranks at other places than most whose own pattern is looked at."""

@@ -2,10 +2,10 @@
 
 from dtprof.diagnosis.findings import Finding, capitalised
 from dtprof.diagnosis.known_errors import HOST_MEMORY, NATIVE_CRASH, SIGNALLED
-from dtprof.diagnosis.log_facts import SIGNALS, UNNAMED_EXIT, Note
-from dtprof.diagnosis.log_rule import log_rule
-from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.log_findings.log_rule import log_rule
 from dtprof.diagnosis.rule import Declared, Stage
+from dtprof.diagnosis.sources.logs.log_facts import SIGNALS, UNNAMED_EXIT, Note
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 
 OUTPUT_BY_RANK = "Keep every rank's output by itself: deepspeed --enable_each_rank_log DIR, torchrun --log-dir DIR."
 

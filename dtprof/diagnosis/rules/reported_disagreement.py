@@ -3,10 +3,10 @@
 from collections.abc import Callable, Hashable, Iterable
 
 from dtprof.diagnosis.findings import Finding, capitalised
-from dtprof.diagnosis.log_facts import Fingerprint
-from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
-from dtprof.diagnosis.logged_job import OWN_CHECK, LoggedJob, odd_ones, operation
+from dtprof.diagnosis.log_findings.log_rule import Suspicion, log_finding, log_rule
 from dtprof.diagnosis.rule import Declared, Stage
+from dtprof.diagnosis.sources.logs.log_facts import Fingerprint
+from dtprof.diagnosis.sources.logs.logged_job import OWN_CHECK, LoggedJob, odd_ones, operation
 from dtprof.formatting import list_ranks, plural
 
 WHAT_IS_CALLED = "Compare what these ranks call at the lines named, and the arguments they pass."

@@ -13,7 +13,7 @@ from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import find_departures
+from dtprof.job.iteration_pattern import find_departures
 
 KINDS = ("rank-skipped-collective",)
 

@@ -3,10 +3,10 @@
 import re
 
 from dtprof.diagnosis.findings import Finding, capitalised
-from dtprof.diagnosis.log_facts import TENSOR
-from dtprof.diagnosis.log_rule import log_finding, log_rule
-from dtprof.diagnosis.logged_job import LoggedJob, operation
+from dtprof.diagnosis.log_findings.log_rule import log_finding, log_rule
 from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.sources.logs.log_facts import TENSOR
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob, operation
 
 NAME = re.compile(rf"{TENSOR}[^\s,\]]{{0,200}}")
 WHAT_IS_SUBMITTED = "Compare what these ranks submit: look for a branch on the rank or the data, or a shorter input."

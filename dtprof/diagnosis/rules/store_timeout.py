@@ -3,10 +3,10 @@
 import re
 
 from dtprof.diagnosis.findings import Finding, capitalised
-from dtprof.diagnosis.log_facts import Note
-from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
-from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.log_findings.log_rule import Suspicion, log_finding, log_rule
 from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.sources.logs.log_facts import Note
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 
 BARRIER_NUMBER = re.compile(r"store_based_barrier_key:(\d{1,6})")
 ASKING_RANK = re.compile(r"\[(\d{1,7})\] is setting up NCCL communicator")

@@ -1,9 +1,9 @@
 """NCCL's watchdog stalled itself, as a log tells: inside a call of CUDA or NCCL, or waiting for the GIL."""
 
 from dtprof.diagnosis.findings import Finding, capitalised
-from dtprof.diagnosis.log_rule import Suspicion, log_rule
-from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.log_findings.log_rule import Suspicion, log_rule
 from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 from dtprof.formatting import list_ranks
 
 

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from dtprof.diagnosis.findings import Finding, capitalised, group_words, wait_words
-from dtprof.diagnosis.log_rule import Suspicion, log_finding, log_rule
-from dtprof.diagnosis.logged_absences import COLLECT, DID_LAST, fewer_calls_finding
-from dtprof.diagnosis.logged_job import LoggedJob, group_of
+from dtprof.diagnosis.log_findings.log_rule import Suspicion, log_finding, log_rule
+from dtprof.diagnosis.log_findings.logged_absences import COLLECT, DID_LAST, fewer_calls_finding
 from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob, group_of
 from dtprof.formatting import list_ranks
 from dtprof.records.tables import Group
 

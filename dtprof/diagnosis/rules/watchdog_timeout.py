@@ -3,11 +3,16 @@
 from collections.abc import Hashable
 
 from dtprof.diagnosis.findings import Finding, capitalised, group_words, wait_words
-from dtprof.diagnosis.log_rule import log_finding, log_rule
-from dtprof.diagnosis.logged_absences import COLLECT, DID_LAST, fewer_calls_finding, unnamed_absence_finding
-from dtprof.diagnosis.logged_job import ABORTED, LoggedJob, odd_ones
+from dtprof.diagnosis.log_findings.log_rule import log_finding, log_rule
+from dtprof.diagnosis.log_findings.logged_absences import (
+    COLLECT,
+    DID_LAST,
+    fewer_calls_finding,
+    unnamed_absence_finding,
+)
 from dtprof.diagnosis.rule import Declared
-from dtprof.diagnosis.watchdog_fronts import (
+from dtprof.diagnosis.sources.logs.logged_job import ABORTED, LoggedJob, odd_ones
+from dtprof.diagnosis.sources.logs.watchdog_progress import (
     Fronts,
     Key,
     begins_at_zero,

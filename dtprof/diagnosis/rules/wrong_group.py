@@ -15,7 +15,7 @@ from dtprof.diagnosis.sibling_groups import are_siblings
 from dtprof.formatting import list_ranks
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import newest_departure
+from dtprof.job.iteration_pattern import newest_departure
 from dtprof.records.member_checksums import checksum_of
 from dtprof.records.sites import Site
 

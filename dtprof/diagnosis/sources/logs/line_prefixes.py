@@ -4,7 +4,7 @@ import json
 import re
 from typing import NamedTuple
 
-from dtprof.diagnosis.log_facts import TENSOR
+from dtprof.diagnosis.sources.logs.log_facts import TENSOR
 
 
 class LogLine(NamedTuple):

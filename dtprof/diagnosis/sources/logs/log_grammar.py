@@ -3,7 +3,8 @@
 import re
 
 from dtprof.diagnosis.known_errors import NCCL_RESOURCES
-from dtprof.diagnosis.log_facts import (
+from dtprof.diagnosis.sources.logs.line_prefixes import LogLine, rank_before
+from dtprof.diagnosis.sources.logs.log_facts import (
     SIGNALS,
     TENSOR,
     UNNAMED_EXIT,
@@ -15,7 +16,6 @@ from dtprof.diagnosis.log_facts import (
     Order,
     Timeout,
 )
-from dtprof.diagnosis.sources.logs.line_prefixes import LogLine, rank_before
 
 MAX_TEXT = 400
 MAX_RANKS = 100_000

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.log_facts import Facts, Order
 from dtprof.diagnosis.sources.logs import nccl_calls, traceback_boxes
 from dtprof.diagnosis.sources.logs.line_prefixes import RANK, LogLine, parse_line, rank_of_file
+from dtprof.diagnosis.sources.logs.log_facts import Facts, Order
 from dtprof.diagnosis.sources.logs.log_files import files_of, opened
 from dtprof.diagnosis.sources.logs.log_grammar import BYTE_WORDS, NEW_ATTEMPT, NEW_JOB, read_sentences
 from dtprof.diagnosis.sources.logs.logged_ranks import gather_attempt

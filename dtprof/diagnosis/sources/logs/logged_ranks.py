@@ -5,8 +5,8 @@ anything. It does not tell what a rank does outside them, nor which groups there
 """
 
 from dtprof.diagnosis.job_state import JobState, RankState
-from dtprof.diagnosis.log_facts import MAX_RANK, Exit, Facts, Order, Trace
-from dtprof.diagnosis.logged_job import ABORTED, TERMINATED, LoggedJob, ranks_by_process, simple_type, view
+from dtprof.diagnosis.sources.logs.log_facts import MAX_RANK, Exit, Facts, Order, Trace
+from dtprof.diagnosis.sources.logs.logged_job import ABORTED, TERMINATED, LoggedJob, ranks_by_process, simple_type, view
 from dtprof.formatting import plural
 from dtprof.job.world_size import resolve_world_size
 from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Manifest, ProcessExit

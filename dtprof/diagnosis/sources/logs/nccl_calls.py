@@ -2,7 +2,7 @@
 
 import re
 
-from dtprof.diagnosis.log_facts import Communicator, Communicators, NcclCall
+from dtprof.diagnosis.sources.logs.log_facts import Communicator, Communicators, NcclCall
 
 MOST_COMMUNICATORS = 20_000
 

@@ -5,9 +5,9 @@ import re
 import time
 from dataclasses import dataclass, field
 
-from dtprof.diagnosis.log_facts import BACKWARD, Exit, Facts, Order, Trace
 from dtprof.diagnosis.sources.logs import traceback_boxes
 from dtprof.diagnosis.sources.logs.line_prefixes import LogLine
+from dtprof.diagnosis.sources.logs.log_facts import BACKWARD, Exit, Facts, Order, Trace
 from dtprof.records.sites import Site, site_of_stack
 from dtprof.records.user_files import is_user_file
 

@@ -6,13 +6,13 @@ import pytest
 
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.job.own_pattern import (
+from dtprof.job.iteration_pattern import (
     find_departures,
     find_repetition,
     is_short_in_step,
+    iterations_by_round,
     keeps_pattern,
     newest_departure,
-    turns_by_round,
     usual_operation,
 )
 from dtprof.records.sites import Site
@@ -176,4 +176,4 @@ def test_callers_tell_collectives_apart_and_no_messages() -> None:
 )
 def test_turns_of_a_loop_are_counted_between_calls_of_what_follows_it(program: str, turns: list[int]) -> None:
     (a, b), operations = rounds("ab"), rounds(program)
-    assert turns_by_round(operations, a, b) == turns
+    assert iterations_by_round(operations, a, b) == turns

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterator
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.rule import Rule, Stage
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 from dtprof.records.tables import Group
 
 Suspicion = Finding | str | None

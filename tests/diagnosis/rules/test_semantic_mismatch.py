@@ -59,29 +59,29 @@ SOUND = layers_in_one_order
 
 
 def test_who_orders_parameters_otherwise_is_named_with_the_line_and_the_first_that_differs() -> None:
-    (finding,) = found_by("other_meaning", layers_in_another_order())
+    (finding,) = found_by("semantic_mismatch", layers_in_another_order())
     assert (finding.kind, finding.severity, finding.culprit_ranks) == ("step-mismatch", "error", (1,))
     assert finding.culprit_call_sites == {1: SITE}
     assert "b where they have a" in finding.summary
 
 
 def test_of_two_ranks_neither_is_the_usual_one() -> None:
-    (finding,) = found_by("other_meaning", wrapped("ab", "ba"))
+    (finding,) = found_by("semantic_mismatch", wrapped("ab", "ba"))
     assert (finding.culprit_ranks, finding.confidence) == ((0, 1), 0.7)
 
 
 def test_the_eight_names_that_are_known_may_agree() -> None:
-    (finding,) = found_by("other_meaning", wrapped("abcdefghij", "abcdefghji", "abcdefghij"))
+    (finding,) = found_by("semantic_mismatch", wrapped("abcdefghij", "abcdefghji", "abcdefghij"))
     assert "names after the first 8 differ" in finding.summary
 
 
 @pytest.mark.parametrize(("steps", "culprits"), [((5, 3, 5), (1,)), ((4, 4, 0), (2,)), ((5, 3), (1,))])
 def test_who_resumes_at_another_step_is_named(steps: tuple[int, ...], culprits: tuple[int, ...]) -> None:
-    (finding,) = found_by("other_meaning", resumed(*steps))
+    (finding,) = found_by("semantic_mismatch", resumed(*steps))
     assert (finding.kind, finding.culprit_ranks) == ("step-mismatch", culprits)
     assert {site.line for site in finding.culprit_call_sites.values()} == {20}
 
 
 def test_ranks_that_do_not_average_these_gradients_may_differ() -> None:
-    assert found_by("other_meaning", resumed(5, 3, 5, numel=1)) == []
-    assert found_by("other_meaning", resumed(5, 5, 5)) == []
+    assert found_by("semantic_mismatch", resumed(5, 3, 5, numel=1)) == []
+    assert found_by("semantic_mismatch", resumed(5, 5, 5)) == []

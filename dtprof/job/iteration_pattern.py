@@ -1,4 +1,4 @@
-"""A rank's own pattern in its earlier rounds: a rank that leaves it deviates, also of two ranks.
+"""The pattern of a rank over its earlier iterations: a rank that leaves it deviates, also of two ranks.
 
 Programs of training repeat: after the same operations comes the same operation. Where several ranks wait for one
 another, the ranks that kept to their patterns are where they would be if nothing were wrong.
@@ -141,7 +141,7 @@ def _is_in_a_row(operations: Sequence[Operation], at: int) -> bool:
     return at >= 2 and len({_label(operation) for operation in operations[at - 2 : at + 1]}) == 1
 
 
-def turns_by_round(operations: Sequence[Operation], turn: Operation, end: Operation) -> list[int]:
+def iterations_by_round(operations: Sequence[Operation], turn: Operation, end: Operation) -> list[int]:
     """Return how often a rank made a call between each two runs of another one, and since: its turns of a loop.
 
     A first round whose begin is lost is omitted.

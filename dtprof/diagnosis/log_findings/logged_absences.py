@@ -6,9 +6,9 @@ Rules read the evidence; who waits, who is absent and what to do next is said he
 from collections.abc import Collection, Mapping
 
 from dtprof.diagnosis.findings import Finding, capitalised, group_words, wait_words
-from dtprof.diagnosis.log_facts import Trace
-from dtprof.diagnosis.log_rule import log_finding
-from dtprof.diagnosis.logged_job import LoggedJob, operation
+from dtprof.diagnosis.log_findings.log_rule import log_finding
+from dtprof.diagnosis.sources.logs.log_facts import Trace
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob, operation
 from dtprof.formatting import list_ranks
 from dtprof.records.tables import Group
 

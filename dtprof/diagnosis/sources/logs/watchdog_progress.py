@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from dtprof.diagnosis.log_facts import MAX_RANK, LoggedProgress, Timeout
-from dtprof.diagnosis.logged_job import LoggedJob, group_of, operation
+from dtprof.diagnosis.sources.logs.log_facts import MAX_RANK, LoggedProgress, Timeout
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob, group_of, operation
 from dtprof.records.tables import Group
 
 

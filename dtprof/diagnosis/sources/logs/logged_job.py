@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from dtprof import launchers
-from dtprof.diagnosis.log_facts import BACKWARD, MAX_RANK, Communicator, Exit, Facts, Note, Trace
+from dtprof.diagnosis.sources.logs.log_facts import BACKWARD, MAX_RANK, Communicator, Exit, Facts, Note, Trace
 from dtprof.records.sites import Site
 from dtprof.records.tables import Group
 

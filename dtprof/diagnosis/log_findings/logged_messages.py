@@ -4,9 +4,9 @@ import ast
 import re
 
 from dtprof.diagnosis.findings import Finding, capitalised
-from dtprof.diagnosis.log_facts import Trace
-from dtprof.diagnosis.log_rule import log_finding
-from dtprof.diagnosis.logged_job import LoggedJob, operation
+from dtprof.diagnosis.log_findings.log_rule import log_finding
+from dtprof.diagnosis.sources.logs.log_facts import Trace
+from dtprof.diagnosis.sources.logs.logged_job import LoggedJob, operation
 from dtprof.formatting import list_ranks
 
 CALLS = {"send": re.compile(r"(?<!\w)i?send\("), "recv": re.compile(r"(?<!\w)i?recv\(")}

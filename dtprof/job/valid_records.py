@@ -19,7 +19,7 @@ ENDED = (codes.DONE, codes.FAILED)
 """States of spans that are over, however they ended."""
 
 
-def sound_operations(rows: Array) -> Array:
+def valid_operations(rows: Array) -> Array:
     """Return the operations whose times can be: issued first, everything else later or unknown; the table if all can.
 
     An operation that failed has no completion: when it gave up says nothing about how long it takes.
@@ -37,12 +37,12 @@ def sound_operations(rows: Array) -> Array:
     failed = rows["state"] == codes.FAILED
     if possible.all() and not failed.any():
         return rows
-    sound = select(rows, possible)
-    sound["done_ns"][failed[possible]] = UNKNOWN_NS
-    return sound
+    valid = select(rows, possible)
+    valid["done_ns"][failed[possible]] = UNKNOWN_NS
+    return valid
 
 
-def sound_spans(rows: Array) -> Array:
+def valid_spans(rows: Array) -> Array:
     """Return the spans whose times can be; the table if all can."""
     ended = (rows["end_ns"] >= rows["begin_ns"]) & _is_time(rows["end_ns"])
     possible = _is_time(rows["begin_ns"]) & ((rows["end_ns"] == UNKNOWN_NS) | ended)
