@@ -11,7 +11,7 @@ from dtprof.records.sites import Site
 from dtprof.records.tables import UNKNOWN_NS
 
 REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
-"""How the messages of back ends begin that refuse arguments."""
+"""How the messages of backends begin that refuse arguments."""
 
 
 def raised_by(rank: RankState) -> Operation | None:
@@ -24,7 +24,7 @@ def raised_by(rank: RankState) -> Operation | None:
 
 
 def is_refused(rank: RankState) -> bool:
-    """Say whether the exception is that of a back end that refused the arguments of a call."""
+    """Say whether the exception is that of a backend that refused the arguments of a call."""
     return rank.own_exception is not None and REFUSAL.search(rank.own_exception.message) is not None
 
 

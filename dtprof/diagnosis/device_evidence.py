@@ -49,7 +49,7 @@ def begin_words(operations: Mapping[int, Operation]) -> tuple[str, ...]:
 
 
 def connects(operation: Operation) -> bool:
-    """Say whether NCCL, or another back end of devices, connects ranks within this operation: their first together.
+    """Say whether NCCL, or another backend of devices, connects ranks within this operation: their first together.
 
     It does so when a group, or a pair of ranks for messages, is first used: in seconds, in large jobs in minutes.
     """
@@ -57,14 +57,14 @@ def connects(operation: Operation) -> bool:
 
 
 def with_connecting(finding: Finding, operation: Operation) -> Finding:
-    """Mark a finding on an operation in which its back end connects the ranks, and say so."""
+    """Mark a finding on an operation in which its backend connects the ranks, and say so."""
     if not connects(operation):
         return finding
     together = "message between these ranks" if operation.p2p else "operation of these members"
     return replace(
         finding,
         is_early=True,
-        evidence=(*finding.evidence, f"it is the first {together}, within which the back end connects them"),
+        evidence=(*finding.evidence, f"it is the first {together}, within which the backend connects them"),
         advice=(CONNECTING_ADVICE, *finding.advice),
     )
 

@@ -64,7 +64,7 @@ TRANSPORT_WORDS = (
 """Parts of messages by which gloo, NCCL and the store say that a peer is gone or late: victims say so, not culprits."""
 
 BACK_ENDS = ("gloo", "nccl", "torch/distributed", "c10d", "processgroup", "store", "backward", "monitoredbarrier")
-"""Parts of a traceback through an operation, or of a message of a back end."""
+"""Parts of a traceback through an operation, or of a message of a backend."""
 CHAINED = ("direct cause of the following exception", "During handling of the above exception")
 
 

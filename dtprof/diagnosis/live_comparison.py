@@ -157,7 +157,7 @@ class LiveComparison:
         rows = select(rows, rows["op"] < len(rank.tables.ops))
         rows = select(rows, rows["kind"] != codes.POINT_TO_POINT)
         groups = _numbered(rank, rows)
-        # A call that was refused takes no position in the back end: those after it cannot be counted from here.
+        # A call that was refused takes no position in the backend: those after it cannot be counted from here.
         for number in distinct(groups[(rows["state"] == codes.FAILED) & (groups >= 0)]).tolist():
             self._groups[number].closed = True
         compared = np.array([not group.closed for group in self._groups] + [False])[groups]

@@ -21,7 +21,7 @@ from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 OUTLIVED_NS = 1_000_000_000
 """A signal to the whole job ends its ranks within this time."""
 TOO_LATE = "imed out"
-"""Parts of messages of back ends where no peer was lost and only a timeout passed."""
+"""Parts of messages of backends where no peer was lost and only a timeout passed."""
 STOPPED = (-2, -15, 130, 143)
 """Exit statuses of a job that was stopped from outside."""
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")

@@ -16,11 +16,11 @@ class Stage(Enum):
     DEATH = auto()
     """A rank failed first, by its own doing."""
     ABORT = auto()
-    """Native code crashed inside an operation: a back end may have aborted a process for the fault of another rank."""
+    """Native code crashed inside an operation: a backend may have aborted a process for the fault of another rank."""
     DIVERGENCE = auto()
     """Programs of ranks went different ways."""
     BROKEN_MESSAGE = auto()
-    """Messages of a wrong size, which make a back end abort beside a divergence."""
+    """Messages of a wrong size, which make a backend abort beside a divergence."""
     WAIT = auto()
     """Wait-for graph between ranks."""
     STALL = auto()

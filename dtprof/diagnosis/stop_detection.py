@@ -19,7 +19,7 @@ SOON_NS = 1_000_000_000
 SEEN_NS = 3_000_000_000
 """Hosts are sampled at least so often while their jobs run."""
 PEER_GONE = ("closed by peer", "reset by peer", "connection refused", "broken pipe", "remote process exited")
-"""Parts of messages of back ends about an exited peer, in lower case; not those about a timeout."""
+"""Parts of messages of backends about an exited peer, in lower case; not those about a timeout."""
 NEWEST = 64
 """Moments kept for each rank; a program may run on a little after it was asked to end."""
 

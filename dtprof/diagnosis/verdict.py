@@ -133,7 +133,7 @@ def _find_first_cause(case: Case) -> list[Finding]:
     if death and not _died_in_operation(case.job, death[0]) and not _took_wrong_data(case, death[0]):
         return death
     if ended := death or _find_first(case, Stage.ABORT):
-        # A back end raises in, or aborts, the process that receives what does not fit, or gives it what means nothing.
+        # A backend raises in, or aborts, the process that receives what does not fit, or gives it what means nothing.
         broken = _find_first(case, Stage.DIVERGENCE, Stage.BROKEN_MESSAGE)
         return [explain(broken[0], ended[0])] if broken else ended
     if case.job.stalled or case.awaited_leavers:

@@ -99,7 +99,7 @@ def disagreement_at(ranks: Ranks, tables: Tables, seq: int) -> Disagreement | No
 def sizes_at(ranks: Ranks, tables: Tables, seq: int) -> Disagreement | None:
     """Return how the sizes at a position differ, whether or not the operation asks for equal ones; None: they agree.
 
-    A gather may take uneven tensors. Where the back end crashes in one, the sizes may be why.
+    A gather may take uneven tensors. Where the backend crashes in one, the sizes may be why.
     """
     operations = at_position(ranks, tables, seq)
     sizes = {rank: _size_of_one(rank, operation) for rank, operation in operations.items()}

@@ -84,7 +84,7 @@ def identify_groups(groups: Mapping[int, Group], chosen: Container[int] | None =
 
 
 def message_tags(messages: Array, groups: Mapping[int, Group]) -> npt.NDArray[np.int64]:
-    """Return the tag by which each message of a rank is matched: 0 where the back end ignores tags.
+    """Return the tag by which each message of a rank is matched: 0 where the backend ignores tags.
 
     Parameters:
         messages: rows of its operations.

@@ -1,7 +1,7 @@
 """Replay the collectives of a job as if every call blocked until all members had made it: who waits in a ring then.
 
 Asynchronous calls and buffers may let an order pass that hangs at another time. The replay is the strictest reading of
-the order in which threads issue: a ring in it can hang on a back end that works off a group's operations in order.
+the order in which threads issue: a ring in it can hang on a backend that works off a group's operations in order.
 """
 
 from collections import deque

@@ -155,7 +155,7 @@ def _arguments(function: Function, scopes: Scopes, by_rank: list[Tokens]) -> Ite
                 op=known.op,
                 group=None,
                 summary=f"The {what} of {known.op}, `{ast.unparse(given)}`, is another one on each rank.",
-                why=f"All members must name the same {what}; back ends let it pass, with wrong results, or hang.",
+                why=f"All members must name the same {what}; backends let it pass, with wrong results, or hang.",
                 advice=f"Compute the {what} in a way that gives the same on all ranks.",
                 condition=place_of(function, given, ast.unparse(given)),
                 ran_there=(place,),

@@ -158,7 +158,7 @@ def test_a_message_that_is_posted_and_held_back_is_not_called_missing() -> None:
 
 
 def test_who_waits_for_a_message_of_a_batch_waits_for_all_messages_of_it() -> None:
-    # A batch is one work of the back end, and one of its messages stands for the wait.
+    # A batch is one work of the backend, and one of its messages stands for the wait.
     # The batch after it is another one.
     several = schema.DEVICE_FLAG["p2p"] | schema.DEVICE_FLAG["several"]
     rank = RankBuilder(0, 3)

@@ -4,6 +4,7 @@ import signal
 from dataclasses import replace
 
 from dtprof.records import events
+from dtprof.records.sites import Site
 from dtprof.report.documents.verdict_json import verdict_json
 from dtprof.report.text.verdict_text import MAX_LINES, verdict_text
 from tests.builders import START_NS, RankBuilder
@@ -112,6 +113,16 @@ def test_a_fault_beside_the_first_is_summed_up_at_least_and_more_are_named() -> 
     assert text.count("Rank 3 is stuck.\n  kind: rank-stuck, ") >= 2
     assert "more findings (rank-stuck of rank 3, rank-stuck of rank 3, ...)" in text
     assert len(text.splitlines()) <= MAX_LINES
+
+
+def test_lines_of_places_are_wrapped_as_all_others() -> None:
+    verdict = judge(skipping_ranks(), exit_status=None)
+    site = Site(file=f"/home/user/{'train/' * 8}step.py", line=10, function="average_gradients_of_the_last_batch")
+    finding = replace(verdict.findings[0], culprit_call_sites={2: site}, call_sites=dict.fromkeys((0, 1, 3), site))
+    lines = verdict_text(replace(verdict, findings=(finding,))).splitlines()
+    assert max(map(len, lines)) <= 100
+    culprit = next(i for i, line in enumerate(lines) if line.startswith("  culprit: "))
+    assert lines[culprit + 1] == " " * len("  culprit: ") + "(average_gradients_of_the_last_batch)"
 
 
 def test_the_json_has_every_field_of_the_contract() -> None:

@@ -1,6 +1,6 @@
-"""Members of a collective disagree on operation, root, type, reduction or sizes, even if the back end let it pass."""
+"""Members of a collective disagree on operation, root, type, reduction or sizes, even if the backend let it pass."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dtprof.columns import distinct
@@ -48,7 +48,7 @@ def find_blocking_mismatches(case: Case) -> Iterator[Finding]:
     for collective in case.open_collectives:
         disagreement = disagreement_at(case.job.ranks, groups.get(collective.group, {}), collective.seq)
         if disagreement is not None:
-            # What the back end let pass before, of the same ranks, came first: all later positions are shifted.
+            # What the backend let pass before, of the same ranks, came first: all later positions are shifted.
             first = case.disagreements.get(collective.group, disagreement)
             involved = {*disagreement.minority, *(rank for pair in disagreement.bad_pairs for rank in pair[:2])}
             is_cause = first.seq < disagreement.seq and involved.issuperset(first.minority) and not first.is_tie
@@ -88,132 +88,156 @@ def find_silent_mismatches(case: Case) -> list[Finding]:
 
 
 def find_silent_beside_hang(case: Case) -> list[Finding]:
-    """Return the mismatches of a line that all members were at, which the back end let pass: no hang explains them."""
+    """Return the mismatches of a line that all members were at, which the backend let pass: no hang explains them."""
     silent = case.findings(find_silent_mismatches)
-    return [one for one in silent if len({*one.call_sites.values(), *one.culprit_call_sites.values()}) == 1]
+    return [m for m in silent if len({*m.call_sites.values(), *m.culprit_call_sites.values()}) == 1]
 
 
-def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
-    present, culprits, seq = found.operations, found.minority, found.seq
-    again = _is_made_again(job, group_id, found)
-    is_other_call = again or _is_other_call(job, group_id, found)
-    kind = agreement.KINDS["op" if is_other_call else found.argument]
-    shown = {rank: _show(found, rank) for rank in present}
-    usual = next((rank for rank in present if rank not in culprits), culprits[0])
-    group = job.group(group_id)
-    sites = call_sites(present)
-    passed = all(operation.done for operation in present.values())
-    facts = [
-        f"rank {sender} sends {given:,} elements to rank {receiver}, which expects {wanted:,}"
-        for sender, receiver, given, wanted in found.bad_pairs[:4]
-    ]
-    facts += [f"rank {rank}: {shown[rank]}{at_line(sites.get(rank))}" for rank in sorted(shown)[:8]]
-    if is_other_call:
-        functions = {site.function for site in sites.values()}
-        where = ", in another function," if len(functions) > 1 else ""
-        when = "all had called just" if again else "no rank had called"
-        facts.append(f"the line of {list_ranks(culprits)}{where} is one that {when} before")
-    if found.has_changed:
-        facts.append(f"{list_ranks(culprits)} exchanged other amounts in each earlier call at this line")
-    if passed:
-        facts.append("the back end let it pass: results are silently wrong")
-    if found.is_new:
-        facts.append(
-            f"the ranks split into equal halves: {list_ranks(culprits)} made this call for the first time, "
-            "the others not"
-        )
-    if found.is_tie:
-        facts.append("the ranks split into equal halves: which half is wrong is a guess")
-    op = present[usual].op
-    who, is_one = list_ranks(culprits), len(culprits) == 1
-    if found.argument == "op":
-        differs = f"At #{seq} of {group_words(group)}, {who} {'calls' if is_one else 'call'} {shown[culprits[0]]}"
-        summary = f"{differs}, the others {shown[usual]}."
-    elif is_other_call:
-        verb, whose = ("makes", "its") if is_one else ("make", "their")
-        does = f"{verb} the call before again" if again else f"{verb} a call of {whose} own"
-        summary = (
-            f"At #{seq} of {group_words(group)}, {who} {does}, {present[culprits[0]].op}{at_line(sites[culprits[0]])}; "
-            f"the others {'go on to' if again else 'make their usual'} {op}{at_line(sites[usual])}, with other "
-            f"{WORDS[found.argument]}."
-        )
-    else:
-        tail = (
-            f"{who} {'does' if is_one else 'do'} not fit ({op})"
-            if found.bad_pairs
-            else f"{who} {'has' if is_one else 'have'} {shown[culprits[0]]}, the others {shown[usual]} ({op})"
-        )
-        summary = f"Operation #{seq} of {group_words(group)} has different {WORDS[found.argument]}: {tail}."
-    advice = "Compare the two lines: every member must make the same call at this position."
-    comes_later = _comes_to_theirs_later(job, present, culprits)
-    if comes_later:
-        facts.append(
-            f"{who} {'comes' if is_one else 'come'} to the call of the others after {'its' if is_one else 'their'} own"
-        )
-    if (comes_later or (is_other_call and not again)) and (own := sites.get(culprits[0])) is not None:
-        advice = f"Make the call{at_line(own)} on every member of the group, or on none."
-    may_have_skipped = _may_have_skipped(job, group_id, found, usual)
-    if may_have_skipped:
-        facts.append(
-            f"the source cannot be read: {who} may as well have skipped the calls of the others, as by leaving a loop "
-            "early"
-        )
-    at_one_line = len({(site.file, site.line) for site in sites.values()}) == 1
-    blocked = () if passed else tuple(sorted({*victims(job, set(culprits)), *(set(present) - set(culprits))}))
+def _finding(job: JobState, group_id: GroupId, disagreement: Disagreement) -> Finding:
+    calls, culprits = disagreement.operations, disagreement.minority
+    is_again = _is_made_again(job, group_id, disagreement)
+    is_other_call = is_again or _is_other_call(job, group_id, disagreement)
+    comes_later = _comes_to_theirs_later(job, calls, culprits)
+    may_have_skipped = _may_have_skipped(job, group_id, disagreement)
+    group, sites = job.group(group_id), call_sites(calls)
+    passed = all(operation.done for operation in calls.values())
+    evidence = (
+        *_show_arguments(disagreement),
+        *(_place_words(disagreement, is_again=is_again) if is_other_call else ()),
+        *_caveats(disagreement, passed=passed),
+        *(_later_words(culprits) if comes_later else ()),
+        *(_skip_words(culprits) if may_have_skipped else ()),
+    )
     return Finding(
-        kind=kind,
-        summary=summary,
+        kind=agreement.KINDS["op" if is_other_call else disagreement.argument],
+        summary=_summarise(group_words(group), disagreement, is_other_call=is_other_call, is_again=is_again),
         culprit_ranks=culprits,
-        waiting_ranks=blocked,
-        confidence=0.6 if may_have_skipped else 0.75 if found.is_new else 0.6 if found.is_tie else 0.9,
+        waiting_ranks=() if passed else tuple(sorted({*victims(job, {*culprits}), *calls}.difference(culprits))),
+        confidence=0.6 if may_have_skipped else 0.75 if disagreement.is_new else 0.6 if disagreement.is_tie else 0.9,
         group=group,
-        op=op,
-        seq=seq,
-        step=present[culprits[0]].step,
+        op=calls[_usual_rank(disagreement)].op,
+        seq=disagreement.seq,
+        step=calls[culprits[0]].step,
         call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
-        evidence=tuple(facts),
-        advice=(
-            "Compare what the ranks pass at this line: every member must make the same call at this position."
-            if at_one_line
-            else advice,
-        ),
+        evidence=evidence,
+        advice=(_advise(sites, culprits, is_own_call=comes_later or (is_other_call and not is_again)),),
     )
 
 
-def _is_other_call(job: JobState, group: GroupId, found: Disagreement) -> bool:
+def _usual_rank(disagreement: Disagreement) -> int:
+    """Return one of the ranks that the culprits disagree with; a culprit where there are no others."""
+    culprits = disagreement.minority
+    return next((rank for rank in disagreement.operations if rank not in culprits), culprits[0])
+
+
+def _summarise(group: str, disagreement: Disagreement, *, is_other_call: bool, is_again: bool) -> str:
+    """Say in one sentence what the culprits have, or call, and what the others."""
+    culprits, usual = disagreement.minority, _usual_rank(disagreement)
+    who, is_one = list_ranks(culprits), len(culprits) == 1
+    mine, theirs = disagreement.operations[culprits[0]], disagreement.operations[usual]
+    has, others_have = (_show(disagreement, rank) for rank in (culprits[0], usual))
+    position = f"#{disagreement.seq} of {group}"
+    if disagreement.argument == "op":
+        return f"At {position}, {who} {'calls' if is_one else 'call'} {has}, the others {others_have}."
+    words = WORDS[disagreement.argument]
+    if is_other_call:
+        verb, whose = ("makes", "its") if is_one else ("make", "their")
+        does = f"{verb} the call before again" if is_again else f"{verb} a call of {whose} own"
+        return (
+            f"At {position}, {who} {does}, {mine.op}{at_line(mine.site)}; the others "
+            f"{'go on to' if is_again else 'make their usual'} {theirs.op}{at_line(theirs.site)}, with other {words}."
+        )
+    if disagreement.bad_pairs:
+        differs = f"{who} {'does' if is_one else 'do'} not fit"
+    else:
+        differs = f"{who} {'has' if is_one else 'have'} {has}, the others {others_have}"
+    return f"Operation {position} has different {words}: {differs} ({theirs.op})."
+
+
+def _show_arguments(disagreement: Disagreement) -> Iterator[str]:
+    """Say what each rank passed, and which pairs of ranks do not fit."""
+    for sender, receiver, given, wanted in disagreement.bad_pairs[:4]:
+        yield f"rank {sender} sends {given:,} elements to rank {receiver}, which expects {wanted:,}"
+    for rank, operation in sorted(disagreement.operations.items())[:8]:
+        yield f"rank {rank}: {_show(disagreement, rank)}{at_line(operation.site)}"
+
+
+def _place_words(disagreement: Disagreement, *, is_again: bool) -> Iterator[str]:
+    """Say what is odd about the line of the culprits, where that is what differs."""
+    functions = {operation.site.function for operation in disagreement.operations.values() if operation.site}
+    where = ", in another function," if len(functions) > 1 else ""
+    when = "all had called just" if is_again else "no rank had called"
+    yield f"the line of {list_ranks(disagreement.minority)}{where} is one that {when} before"
+
+
+def _caveats(disagreement: Disagreement, *, passed: bool) -> Iterator[str]:
+    culprits = list_ranks(disagreement.minority)
+    if disagreement.has_changed:
+        yield f"{culprits} exchanged other amounts in each earlier call at this line"
+    if passed:
+        yield "the backend let it pass: results are silently wrong"
+    if disagreement.is_new:
+        yield f"the ranks split into equal halves: {culprits} made this call for the first time, the others not"
+    if disagreement.is_tie:
+        yield "the ranks split into equal halves: which half is wrong is a guess"
+
+
+def _later_words(culprits: tuple[int, ...]) -> Iterator[str]:
+    comes, own = ("comes", "its") if len(culprits) == 1 else ("come", "their")
+    yield f"{list_ranks(culprits)} {comes} to the call of the others after {own} own"
+
+
+def _skip_words(culprits: tuple[int, ...]) -> Iterator[str]:
+    yield (
+        f"the source cannot be read: {list_ranks(culprits)} may as well have skipped the calls of the others, as by "
+        "leaving a loop early"
+    )
+
+
+def _advise(sites: Mapping[int, Site], culprits: tuple[int, ...], *, is_own_call: bool) -> str:
+    if len({(site.file, site.line) for site in sites.values()}) == 1:
+        return "Compare what the ranks pass at this line: every member must make the same call at this position."
+    if is_own_call and culprits[0] in sites:
+        return f"Make the call{at_line(sites[culprits[0]])} on every member of the group, or on none."
+    return "Compare the two lines: every member must make the same call at this position."
+
+
+def _is_other_call(job: JobState, group: GroupId, disagreement: Disagreement) -> bool:
     """Say whether the minority made a call of its own, where the others made their usual one.
 
     A call of another function, or under a condition which that of the others is under on neither side.
     """
-    sites = {rank: operation.site for rank, operation in found.operations.items()}
-    odd = {site for rank, site in sites.items() if rank in found.minority}
-    usual = {site for rank, site in sites.items() if rank not in found.minority}
-    if len(odd) != 1 or len(usual) != 1 or None in odd | usual or found.argument == "sizes":
+    sites = {rank: operation.site for rank, operation in disagreement.operations.items()}
+    odd = {site for rank, site in sites.items() if rank in disagreement.minority}
+    usual = {site for rank, site in sites.items() if rank not in disagreement.minority}
+    if len(odd) != 1 or len(usual) != 1 or None in odd | usual or disagreement.argument == "sizes":
         return False
     (mine,), (theirs,) = odd, usual
     if mine is None or theirs is None:
         return False
     if mine.shares_function(theirs) and not _is_under_own_condition(job, mine, theirs):
         return False
-    return _is_new(job, group, found, mine, theirs)
+    return _is_new(job, group, disagreement, mine, theirs)
 
 
-def _is_new(job: JobState, group: GroupId, found: Disagreement, mine: Site | None, theirs: Site | None) -> bool:
+def _is_new(job: JobState, group: GroupId, disagreement: Disagreement, mine: Site | None, theirs: Site | None) -> bool:
     """Say whether no rank had come to a line before, and some had come to the other."""
-    tables = [table[table["seq"] < found.seq] for table in group_tables(job.ranks)[group].values()]
+    tables = [table[table["seq"] < disagreement.seq] for table in group_tables(job.ranks)[group].values()]
     known = [{int(line) for line in distinct(table["line"])} for table in tables]
     return not any(line_of(mine) in lines for lines in known) and any(line_of(theirs) in lines for lines in known)
 
 
-def _may_have_skipped(job: JobState, group: GroupId, found: Disagreement, usual: int) -> bool:
+def _may_have_skipped(job: JobState, group: GroupId, disagreement: Disagreement) -> bool:
     """Say whether the minority is where nobody has been before, and only the source could tell how it came there.
 
     As a rank that has left its loop early, and is in the barrier after it.
     """
-    mine, theirs = found.operations[found.minority[0]], found.operations[usual]
-    is_stuck = found.argument == "op" and not mine.done and len(found.operations) > len(found.minority)
-    return is_stuck and job.place_in_source(mine.site) is None and _is_new(job, group, found, mine.site, theirs.site)
+    calls, culprits = disagreement.operations, disagreement.minority
+    mine, theirs = calls[culprits[0]], calls[_usual_rank(disagreement)]
+    is_stuck = disagreement.argument == "op" and not mine.done and len(calls) > len(culprits)
+    is_unread = job.place_in_source(mine.site) is None
+    return is_stuck and is_unread and _is_new(job, group, disagreement, mine.site, theirs.site)
 
 
 def _comes_to_theirs_later(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> bool:
@@ -226,19 +250,21 @@ def _comes_to_theirs_later(job: JobState, present: dict[int, Operation], culprit
     return any(line == b[common].line for _, line in here.following)
 
 
-def _is_made_again(job: JobState, group: GroupId, found: Disagreement) -> bool:
+def _is_made_again(job: JobState, group: GroupId, disagreement: Disagreement) -> bool:
     """Say whether the minority made the call that all had made just before, and never one at the line of the others.
 
     Of another function: one line of a loop takes what there is, and sizes differ.
     """
-    functions = {operation.site.function for operation in found.operations.values() if operation.site is not None}
-    if found.argument in ("op", "sizes") or len(functions) < 2:
+    functions = {
+        operation.site.function for operation in disagreement.operations.values() if operation.site is not None
+    }
+    if disagreement.argument in ("op", "sizes") or len(functions) < 2:
         return False
     tables = group_tables(job.ranks)[group]
-    before = {operation.site for operation in at_position(job.ranks, tables, found.seq - 1).values()}
-    theirs = {line_of(o.site) for rank, o in found.operations.items() if rank not in found.minority}
-    is_new = not any({*map(int, distinct(tables[rank]["line"]))} & theirs for rank in found.minority)
-    return is_new and before == {found.operations[rank].site for rank in found.minority}
+    before = {operation.site for operation in at_position(job.ranks, tables, disagreement.seq - 1).values()}
+    theirs = {line_of(o.site) for rank, o in disagreement.operations.items() if rank not in disagreement.minority}
+    is_new = not any({*map(int, distinct(tables[rank]["line"]))} & theirs for rank in disagreement.minority)
+    return is_new and before == {disagreement.operations[rank].site for rank in disagreement.minority}
 
 
 def _is_under_own_condition(job: JobState, mine: Site, theirs: Site) -> bool:
@@ -247,8 +273,9 @@ def _is_under_own_condition(job: JobState, mine: Site, theirs: Site) -> bool:
     return here is not None and there is not None and not set(here.conditions) <= set(there.conditions)
 
 
-def _show(found: Disagreement, rank: int) -> str:
-    argument, operation = found.argument, found.operations[rank]
+def _show(disagreement: Disagreement, rank: int) -> str:
+    """Return what a rank passed as the argument on which the members disagree."""
+    argument, operation = disagreement.argument, disagreement.operations[rank]
     if argument == "peer":
         return f"root rank {operation.peer_rank}" if operation.peer_rank >= 0 else f"root {operation.peer}"
     if argument == "dtype":
@@ -256,7 +283,7 @@ def _show(found: Disagreement, rank: int) -> str:
     if argument == "reduce_op":
         return reduce_op_name(operation.reduce_op)
     if argument == "numel":
-        return f"{found.values[rank]:,} elements"
+        return f"{disagreement.values[rank]:,} elements"
     if argument == "sizes":
         return "even splits" if operation.sizes is None else f"splits {list(operation.sizes[0][:8])}"
     return operation.op

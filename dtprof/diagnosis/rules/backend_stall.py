@@ -13,7 +13,7 @@ from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import partner_of
 
-ADVICE = "Look at the network between the members' hosts and at the back end's own log."
+ADVICE = "Look at the network between the members' hosts and at the backend's own log."
 PASSING_NS = 1_000_000_000
 """An operation that all members issued less than this before the job was stopped may have been about to complete."""
 

@@ -1,4 +1,4 @@
-"""Blocking sends that complete only because the back end buffers messages without a receiver.
+"""Blocking sends that complete only because the backend buffers messages without a receiver.
 
 On another one, or with larger messages, they wait for each other in a cycle.
 
@@ -51,7 +51,7 @@ def find_buffered_sends(case: Case) -> Iterator[Finding]:
     facts = (f"rank {rank}: {message_words(o)}{at_line(o.site)}" for rank, o in list(operations.items())[:8])
     finding = message_finding(
         "p2p-deadlock-cycle",
-        f"{capitalised(ranks)} send to one another before they receive: that goes well only while the back end keeps "
+        f"{capitalised(ranks)} send to one another before they receive: that goes well only while the backend keeps "
         "the messages.",
         job=job,
         operations=operations,

@@ -81,7 +81,7 @@ def _size_words(end: Operation, other: Operation) -> str:
 
 
 def find_odd_sizes(case: Case) -> Iterator[Finding]:
-    """Give findings for messages that the back end let pass with other sizes at both ends.
+    """Give findings for messages that the backend let pass with other sizes at both ends.
 
     One a pair of ranks, or one for the rank that is at an end of all of them.
     """

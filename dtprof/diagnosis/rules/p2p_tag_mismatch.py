@@ -74,7 +74,7 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
 def find_untaken_tag(case: Case) -> Iterator[Finding]:
     """Give findings for ranks that wait for a message, whose peer has sent them one with a tag of its own.
 
-    The back end kept it, and nobody takes it.
+    The backend kept it, and nobody takes it.
     """
     job = case.job
     for wait in case.unmet_messages:

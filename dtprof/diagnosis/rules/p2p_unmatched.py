@@ -449,7 +449,7 @@ def _left_own_program(job: JobState, wait: Wait) -> bool:
 def find_untaken_message(case: Case) -> Iterator[Finding]:
     """Give a finding for the first message of a job that ended well which was sent and never taken.
 
-    The back end kept it: whoever was to take it has taken the next one, or goes on without.
+    The backend kept it: whoever was to take it has taken the next one, or goes on without.
     """
     job = case.job
     ranks = job.ranks
@@ -478,7 +478,7 @@ def find_untaken_message(case: Case) -> Iterator[Finding]:
             operations={rank.rank: sent[-1]} | ({peer.rank: usual} if usual is not None else {}),
             culprits=(peer.rank,),
             confidence=0.7,
-            facts=(f"the back end kept {plural(count - taken, 'message')} until the end",),
+            facts=(f"the backend kept {plural(count - taken, 'message')} until the end",),
             advice=f"Make as many receives on rank {peer.rank} as rank {rank.rank} makes sends.",
         )
         yield replace(found, severity="warning")

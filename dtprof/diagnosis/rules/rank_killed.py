@@ -23,7 +23,7 @@ from dtprof.records.sites import Site, site_of_stack
 from dtprof.records.tables import UNKNOWN_NS
 
 LATE_THREAD = (
-    "Python ends a thread of the back end that asks for the GIL while the interpreter shuts down, and torch "
+    "Python ends a thread of the backend that asks for the GIL while the interpreter shuts down, and torch "
     "aborts at that"
 )
 """Seen on gloo with torch 2.13, in `decref_pyobject` of a tensor that a work let go of."""

@@ -1,6 +1,6 @@
 """Ranks whose operations in a group are shifted against those of the others, because they skipped or added some.
 
-The back end cannot detect it if shapes agree. Call sites and steps show it: from some sequence number on, one rank's
+The backend cannot detect it if shapes agree. Call sites and steps show it: from some sequence number on, one rank's
 operations are those that the others issue a few positions later, or earlier.
 """
 

@@ -35,7 +35,7 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
     job, counted = case.job, case.job.is_complete
     none_left = all(rank in job.ranks and job.ranks[rank].newest_is_exhaustion for rank in cause.culprit_ranks)
     if cause.kind != "rank-skipped-collective" and not none_left and find_first_failed(job) is not None:
-        return  # a back end aborted in what did not fit, and those who did not fit had batches left
+        return  # a backend aborted in what did not fit, and those who did not fit had batches left
     least = min(rank.exhausted for rank in job.ranks.values())
     out = {
         rank.rank: rank
@@ -106,7 +106,7 @@ def _went_on_with_fewer(case: Case, skip: Finding) -> dict[int, RankState]:
     """Return the ranks that left a loop for want of batches before others, and took batches of another loader since.
 
     Their loader was exhausted between the call before the skipped one and what they did instead, those of the others
-    were not. Or the back end let the skip pass, all have come out of the loop since, and these took fewer batches.
+    were not. Or the backend let the skip pass, all have come out of the loop since, and these took fewer batches.
     """
     job, ranks = case.job, case.job.ranks
     out = {rank: ranks[rank] for rank in skip.culprit_ranks if rank in ranks}

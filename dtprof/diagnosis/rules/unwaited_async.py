@@ -116,7 +116,7 @@ def _finding_of_use(uses: dict[int, EarlyUse]) -> Finding:
 
 
 def explain_late_death(case: Case, late: Finding) -> list[Finding]:
-    """Return why a rank died when its program had ended: back ends abort where operations are still going on."""
+    """Return why a rank died when its program had ended: backends abort where operations are still going on."""
     dropped = [f for f in case.findings(find_unwaited) if set(late.culprit_ranks) <= set(f.culprit_ranks)]
     return [explain(dropped[0], late), *dropped[1:]] if dropped else []
 

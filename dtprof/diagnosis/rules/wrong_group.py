@@ -360,7 +360,7 @@ def _call_unlike_siblings(job: JobState, member: RankState, awaited: Operation) 
 
 
 def _calls_alike(rank: RankState, call: Operation) -> list[Operation]:
-    """Return the calls that a rank made at the line of another in the same step, on any group, by the same callers."""
+    """Return the calls of a rank with the same call stack and step, on any group."""
     place = call.label[1:]
     return [o for o in rank.operations if o.step == call.step and o.label[1:] == place]
 

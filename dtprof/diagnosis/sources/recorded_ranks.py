@@ -334,7 +334,7 @@ def _active_intervals(rows: Array, spans: Array) -> tuple[int, ...]:
 def without_refused(rows: Array) -> Array:
     """Count positions without calls that were refused before any message was sent, where the group went on after.
 
-    The back end does not count them either: what the rank calls next meets what its peers call now.
+    The backend does not count them either: what the rank calls next meets what its peers call now.
     """
     quick = rows["done_ns"] - rows["issued_ns"] < _REFUSED_NS
     refused = (rows["state"] == codes.FAILED) & (rows["waits"] == 0) & quick

@@ -1,4 +1,4 @@
-"""Sends that went well because the back end kept them are replayed as if each waited for its receive."""
+"""Sends that went well because the backend kept them are replayed as if each waited for its receive."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Fingerprints and checks of back ends name operations that do not agree."""
+"""Fingerprints and checks of backends name operations that do not agree."""
 
 from functools import partial
 

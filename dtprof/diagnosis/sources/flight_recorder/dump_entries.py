@@ -27,7 +27,7 @@ from dtprof.records.user_files import is_user_file
 MAX_NAMES = 10_000
 
 DONE_WHEN_RETIRED = {"gloo", "mpi", "ucc"}
-"""Back ends that give no events: their entries stay scheduled, and are retired when they end."""
+"""Backends that give no events: their entries stay scheduled, and are retired when they end."""
 _FIELDS = (
     "profiling_name",
     "process_group",

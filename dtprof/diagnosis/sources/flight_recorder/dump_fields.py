@@ -64,7 +64,7 @@ _OPS = (
 
 
 def parse_name(name: str) -> tuple[str, tuple[str, bool, tuple[int, int] | None]]:
-    """Return back end, operation, whether sizes must agree, and sender and receiver, from a profiling name."""
+    """Return backend, operation, whether sizes must agree, and sender and receiver, from a profiling name."""
     backend, _, raw = name.rpartition(":")
     if match := _P2P_NAME.match(raw):
         ours, other = int(match[2]), int(match[3])

@@ -36,7 +36,7 @@ NEEDING_ALL = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barr
 """Collectives that complete nowhere before all members have started them."""
 KNOWN_VERSION = 2
 DEVICE_BACKENDS = {"nccl", "xccl", "hccl"}
-"""Back ends that work on a device, and whose `pg_status` counts as the entries do."""
+"""Backends that work on a device, and whose `pg_status` counts as the entries do."""
 
 Keys = Mapping[tuple[int, str], GroupId]
 """The group that each rank means by a name."""
