@@ -31,8 +31,8 @@ def is_ahead_by_counter(job: JobState, mine: tuple[RankState, Operation], theirs
     here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
     if here is None or there is None or not {*here.loops[:1]} <= {*there.loops} or not here.loops:
         return False
-    own = [line for line in here.conditions if line not in there.conditions]
-    return bool(own) and set(own) <= set(here.counted) and b[common].line < a[common].line
+    conditions = [line for line in here.conditions if line not in there.conditions]
+    return bool(conditions) and set(conditions) <= set(here.counted) and b[common].line < a[common].line
 
 
 def depends_on_counter(word: str) -> bool:
@@ -119,11 +119,11 @@ def without_single_iterations(
 
     As a condition on each parameter of a model: the loop made the call several times in the round before.
     """
-    now, own = by.first_blocking, made[0].operations
-    at = next((i for i in range(len(own) - 1, 0, -1) if own[i] == made[1]), 0)
-    calls = [(operation.label, operation.numel) for operation in own]
-    place = next((i for i in range(at - 1, 0, -1) if calls[i - 1 : i + 1] == calls[at - 1 : at + 1]), None)
-    if now is None or now.label == made[1].label or place is None or own[place + 1].label != made[1].label:
+    now, operations = by.first_blocking, made[0].operations
+    at = next((i for i in range(len(operations) - 1, 0, -1) if operations[i] == made[1]), 0)
+    calls = [(operation.label, operation.numel) for operation in operations]
+    earlier = next((i for i in range(at - 1, 0, -1) if calls[i - 1 : i + 1] == calls[at - 1 : at + 1]), None)
+    if now is None or now.label == made[1].label or earlier is None or operations[earlier + 1].label != made[1].label:
         return branches
     a, _, common = align_frames(made, (by, now))
     for depth in range(len(a) - 1, common if common is not None else len(a), -1):
@@ -140,9 +140,9 @@ def without_single_iterations(
 
 def operation_before(rank: RankState, operation: Operation) -> Operation | None:
     """Return the operation that a rank issued before one of its newest; None where that is not known."""
-    own = rank.operations
-    at = next((i for i in range(len(own) - 1, 0, -1) if own[i] == operation), None)
-    return own[at - 1] if at is not None else None
+    operations = rank.operations
+    at = next((i for i in range(len(operations) - 1, 0, -1) if operations[i] == operation), None)
+    return operations[at - 1] if at is not None else None
 
 
 def find_loop_left(
@@ -212,7 +212,7 @@ def find_branches_past_iteration(job: JobState, gone: RankState, waiting: Mappin
         return []
     frames = known[max(known, key=lambda rank: len(known[rank]))]
     took_all = _took_all_batches(job, gone)
-    found: list[Site] = []
+    sites: list[Site] = []
     goes_round = False
     for frame in frames:  # the innermost first
         place = job.place_in_source(frame)
@@ -227,12 +227,12 @@ def find_branches_past_iteration(job: JobState, gone: RankState, waiting: Mappin
             for line, word in _branches_at(place, frame, set(), None, begins_step=False)
             if line not in steady and word != RETRY
         ]
-        around = {*place.loops} if found else {loop for line in branches for loop in _loops_of(place, line)}
-        found += (Site(file=frame.file, line=line, function=frame.function) for line in branches)
+        around = {*place.loops} if sites else {loop for line in branches for loop in _loops_of(place, line)}
+        sites += (Site(file=frame.file, line=line, function=frame.function) for line in branches)
         if not took_all and any(first not in place.fixed_loops for first, _ in around):
             return []
         goes_round |= bool(around)
-    return found if goes_round else []
+    return sites if goes_round else []
 
 
 def _loops_of(place: SourcePlace, line: int) -> tuple[tuple[int, int], ...]:
@@ -304,14 +304,14 @@ def _branches_from(
     """Return the branches in the frames from one on, given where the other rank is in the function of that."""
     there = job.place_in_source(now)
     met = set(there.conditions) if there is not None else set[int]()
-    found: dict[Site, str] = {}
+    branches: dict[Site, str] = {}
     begins_round = begins_step
     for at, frame in enumerate(frames[first:], first):
         place = job.place_in_source(frame)
         if place is None:
             return []
         is_parting = at == first and now is not None
-        own = _branches_at(place, frame, met if at == first else set(), after, begins_step=begins_step)
+        of_frame = _branches_at(place, frame, met if at == first else set(), after, begins_step=begins_step)
         # What the function calls, in which the ranks part, one of them has left altogether.
         left = left_loops(place, now.line if is_parting and now is not None else 0)
         if begins_step:  # no loop of a step had begun, as one over the parameters of a model
@@ -320,16 +320,16 @@ def _branches_from(
         if is_parting:
             # A condition around loops skipped all of their iterations.
             left = [loop for loop in left if begun[loop] is not False]
-            own = _loop_exits(place, left) if left and (not own or any(begun.values())) else own
+            of_frame = _loop_exits(place, left) if left and (not of_frame or any(begun.values())) else of_frame
         elif now is not None:
             left = [loop for loop in left if (begins_round if begins_step else begun[loop])]
-            own = [*dict.fromkeys([*own, *_loop_exits(place, left)])]
-        for line, word in own:
-            found[Site(file=frame.file, line=line, function=frame.function)] = word
+            of_frame = [*dict.fromkeys([*of_frame, *_loop_exits(place, left)])]
+        for line, word in of_frame:
+            branches[Site(file=frame.file, line=line, function=frame.function)] = word
         if begins_step and now is not None and left and _loop_exits(place, left):
             break  # it made all calls of the step before, and left the loop: what this calls skipped none of them
         begins_round = begins_round and not place.loops
-    return [*found.items()]
+    return [*branches.items()]
 
 
 def _has_begun(loop: tuple[int, int], frames: list[Site], at: int, after: Operation | None) -> bool | None:

@@ -18,7 +18,7 @@ from dtprof.diagnosis.divergence.call_divergence import deviating_sites, part_si
 from dtprof.diagnosis.divergence.sequence_alignment import MAX_SHIFT
 from dtprof.diagnosis.divergence.skip_branches import find_branches_past, operation_before
 from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, explain, group_words, skip_evidence
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import at_position, checksum, group_tables, is_of_one_thread, line_of
@@ -113,11 +113,11 @@ def find_apart(case: Case) -> Iterator[Finding]:
     which both sides make at other times. The lines follow one another in the source, or they are in two functions, and
     later calls of one line were made in different steps.
     """
-    found = []
+    findings = []
     for group, tables in group_tables(case.job.ranks).items():
         if (first := _first_apart(case.job, tables)) is not None:
-            found.append(_apart_finding(case.job, group, *first))
-    yield from sorted(found, key=lambda finding: finding.step or 0)[:1]
+            findings.append(_apart_finding(case.job, group, *first))
+    yield from sorted(findings, key=lambda finding: finding.step or 0)[:1]
 
 
 def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Operation], tuple[int, ...]] | None:
@@ -133,7 +133,7 @@ def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Ope
     # Without a majority nobody can say who is apart; of two ranks either may be.
     if most == len(lines) or (2 * most <= len(lines) and len(lines) > 2):
         return None
-    reference = next(cut[rank] for rank, own in lines.items() if own == usual)
+    reference = next(cut[rank] for rank, of_rank in lines.items() if of_rank == usual)
     apart = {}
     for rank in lines:
         differs = np.flatnonzero(cut[rank]["line"][:shortest] != reference["line"][:shortest])
@@ -154,26 +154,26 @@ def _first_apart(job: JobState, tables: dict[int, Array]) -> tuple[dict[int, Ope
     return (present, ranks) if are_apart and all(o.done for o in present.values()) else None
 
 
-def _differ_in_step(reference: Array, own: Array, at: int) -> bool:
+def _differ_in_step(reference: Array, odd: Array, at: int) -> bool:
     """Say whether two ranks kept pace up to a position, and made a later call of one line in different steps."""
-    num = min(len(reference), len(own))
-    x, y = reference[:num], own[:num]
+    num = min(len(reference), len(odd))
+    x, y = reference[:num], odd[:num]
     alike = (x["line"] == y["line"]) & x["in_step"] & y["in_step"]
     differs = x["step"] != y["step"]
     return not (alike & differs)[:at].any() and bool((alike & differs)[at:].any())
 
 
-def _are_mixed(reference: Array, own: Array, at: int) -> bool:
+def _are_mixed(reference: Array, odd: Array, at: int) -> bool:
     """Say whether two calls that were paired are alike, and either side makes both, by no fixed number of calls apart.
 
     Operations with a root are left out: their two ends often have a line each.
     """
-    theirs, mine = reference[at], own[at]
+    theirs, mine = reference[at], odd[at]
     is_alike = theirs["op"] == mine["op"] and int(mine["op"]) in WITHOUT_ROOT
-    makes_both = theirs["line"] in own["line"] and mine["line"] in reference["line"]
+    makes_both = theirs["line"] in odd["line"] and mine["line"] in reference["line"]
     return (
         bool(is_alike and makes_both)
-        and _shift(_codes(reference, "step"), _codes(own, "step"), reference, own, surplus=0) is None
+        and _shift(_codes(reference, "step"), _codes(odd, "step"), reference, odd, surplus=0) is None
     )
 
 
@@ -242,7 +242,7 @@ def find_skipped_round(case: Case) -> Iterator[Finding]:
     little: it counts only if such a rank has exited, or issued an operation that the others have not reached.
     """
     for finding in _earliest(shifts_by_group(case.job, clock="forwards")):
-        is_past = all(_is_past_the_others(case.job, rank, finding) for rank in finding.culprit_ranks)
+        is_past = all(_is_past_the_others(case.job, case.job.ranks[rank], finding) for rank in finding.culprit_ranks)
         if is_past and finding.kind == "rank-skipped-collective":
             yield finding
 
@@ -252,12 +252,13 @@ def explain_exit_by_skipped_round(case: Case, left: Finding) -> list[Finding]:
     return [skip for skip in case.findings(find_skipped_round) if skip.culprit_ranks == left.culprit_ranks]
 
 
-def _is_past_the_others(job: JobState, rank: int, finding: Finding) -> bool:
-    own = job.ranks[rank]
-    if own.finished or own.first_blocking is None:
-        return own.finished
-    others = (r for r in job.ranks.values() if r.rank not in finding.culprit_ranks)
-    return all(operation.label != own.first_blocking.label for other in others for operation in other.operations)
+def _is_past_the_others(job: JobState, culprit: RankState, finding: Finding) -> bool:
+    """Say whether a rank has exited, or waits in a call that the others have not issued."""
+    now = culprit.first_blocking
+    if culprit.finished or now is None:
+        return culprit.finished
+    others = (rank for rank in job.ranks.values() if rank.rank not in finding.culprit_ranks)
+    return all(operation.label != now.label for other in others for operation in other.operations)
 
 
 def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: str) -> Finding | None:
@@ -270,22 +271,22 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     if shortest < MIN_TAIL:
         return None
     codes = {rank: _codes(table, clock) for rank, table in cut.items()}
-    likeness = {rank: own[:shortest].tobytes() for rank, own in codes.items()}
+    likeness = {rank: calls[:shortest].tobytes() for rank, calls in codes.items()}
     # An optimizer step that no backward pass preceded, as where a rank skips a batch, counts as none.
     if clock == "step" and len({*likeness.values()}) > 1 and _call_alike(cut, shortest, after="updates"):
         return None
     # What most ranks did is what the program says: they are the reference, and the odd ones shifted against it.
     usual = _usual(likeness, {rank: table[:shortest] for rank, table in cut.items()})
     surplus = _surplus(job, cut)
-    reference = next(rank for rank, own in likeness.items() if own == usual)
+    reference = next(rank for rank, calls in likeness.items() if calls == usual)
     shifts = {
         rank: shift
-        for rank, own in codes.items()
+        for rank, odd in codes.items()
         if likeness[rank] != usual
         and (
             shift := _shift(
                 codes[reference],
-                own,
+                odd,
                 cut[reference],
                 cut[rank],
                 surplus=surplus.get(rank, 0),
@@ -297,8 +298,8 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     if not shifts and job.went_wrong:
         shifts = {
             rank: shift
-            for rank, own in codes.items()
-            if (shift := _added_before_the_end(codes[reference], own, cut[reference], cut[rank])) is not None
+            for rank, odd in codes.items()
+            if (shift := _added_before_the_end(codes[reference], odd, cut[reference], cut[rank])) is not None
         }
     if not shifts and job.went_wrong:
         # Of two ranks either may be the one whose calls are rare.
@@ -308,8 +309,8 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     if not shifts and len(cut) > 2:
         shifts = {
             rank: shift
-            for rank, own in codes.items()
-            if (shift := _more_rounds(codes[reference], own, surplus=surplus.get(rank, 0))) is not None
+            for rank, odd in codes.items()
+            if (shift := _more_rounds(codes[reference], odd, surplus=surplus.get(rank, 0))) is not None
         }
     if job.went_wrong and shifts and _are_all_made(job, cut, shifts):
         return None
@@ -379,7 +380,7 @@ def _usual(likeness: dict[int, bytes], tables: dict[int, Array]) -> bytes:
     if not others or others[0][1] < most:
         return usual
     other = others[0][0]
-    a, b = (tables[next(r for r, own in likeness.items() if own == chosen)] for chosen in (usual, other))
+    a, b = (tables[next(r for r, calls in likeness.items() if calls == chosen)] for chosen in (usual, other))
     differs = np.flatnonzero((a["line"] != b["line"]) | (a["op"] != b["op"]) | (a["step"] != b["step"]))
     at = int(differs[0]) if len(differs) else 0
     return other if _history(b, at) and not _history(a, at) else usual
@@ -409,115 +410,115 @@ def _surplus(job: JobState, tables: dict[int, Array]) -> dict[int, int]:
 
 
 def _shift(
-    reference: Codes, own: Codes, reference_table: Array, own_table: Array, *, surplus: int, tail: int = MIN_TAIL
+    reference: Codes, odd: Codes, reference_table: Array, odd_table: Array, *, surplus: int, tail: int = MIN_TAIL
 ) -> Shift | None:
-    common = min(len(reference), len(own))
-    differs = np.flatnonzero(reference[:common] != own[:common])
+    common = min(len(reference), len(odd))
+    differs = np.flatnonzero(reference[:common] != odd[:common])
     if len(differs) < (1 if surplus else MIN_MISFITS):
         return None
     at = int(differs[0])
-    same_line = all(reference_table[name][at] == own_table[name][at] for name in ("op", "line"))
+    same_line = all(reference_table[name][at] == odd_table[name][at] for name in ("op", "line"))
     if same_line and _history(reference_table, at) < MIN_HISTORY:
         return None  # only steps differ, from the first call on: a rank that made steps of its own before
     for by in range(1, MAX_SHIFT + 1):
         for added in (False, True):
-            a, b = (reference[at:], own[at + by :]) if added else (reference[at + by :], own[at:])
+            a, b = (reference[at:], odd[at + by :]) if added else (reference[at + by :], odd[at:])
             overlap = min(len(a), len(b))
             few = len(differs) < MIN_MISFITS
-            if few and (not added or by != surplus or np.isin(own[at : at + by], reference).any()):
+            if few and (not added or by != surplus or np.isin(odd[at : at + by], reference).any()):
                 continue  # then lines of its own must show which calls are extra
             if overlap >= tail and np.array_equal(a[:overlap], b[:overlap]):
-                left_out = _left_out(reference[at:], own[at:], most=by - 1, tail=tail) if added else 0
-                return Shift(at=at, by=-left_out or (by if added else -by))
-    return _other_round(reference, own, reference_table, own_table, at=at, tail=tail)
+                num_skipped = _count_skipped(reference[at:], odd[at:], most=by - 1, tail=tail) if added else 0
+                return Shift(at=at, by=-num_skipped or (by if added else -by))
+    return _other_round(reference, odd, reference_table, odd_table, at=at, tail=tail)
 
 
 def _other_round(
-    reference: Codes, own: Codes, reference_table: Array, own_table: Array, *, at: int, tail: int
+    reference: Codes, odd: Codes, reference_table: Array, odd_table: Array, *, at: int, tail: int
 ) -> Shift | None:
     """Find one round in which a rank made another number of calls, by other lines, as a retry in two halves does."""
     step = reference_table["step"][at]
-    theirs, mine = ((table["step"] == step) & table["in_step"] for table in (reference_table, own_table))
+    theirs, mine = ((table["step"] == step) & table["in_step"] for table in (reference_table, odd_table))
     by = int(mine.sum()) - int(theirs.sum())
-    if own_table["step"][at] != step or not 0 < abs(by) <= MAX_SHIFT:
+    if odd_table["step"][at] != step or not 0 < abs(by) <= MAX_SHIFT:
         return None
-    a, b = reference[~theirs], own[~mine]
+    a, b = reference[~theirs], odd[~mine]
     overlap = min(len(a), len(b))
     is_alike = overlap >= int(np.argmax(theirs)) + tail and np.array_equal(a[:overlap], b[:overlap])
     return Shift(at=at, by=by) if is_alike else None
 
 
-def _left_out(reference: Codes, own: Codes, *, most: int, tail: int) -> int:
+def _count_skipped(reference: Codes, odd: Codes, *, most: int, tail: int) -> int:
     """Return how many calls, up to `most`, a rank left out here and there before it goes on as the reference; else 0.
 
     A round with a few calls left out looks like most of a round added, where nothing counts the rounds.
     """
     for by in range(1, most + 1):
-        for made in range(1, min(MAX_SHIFT, len(own) - tail) + 1):
-            a, b = reference[by + made :], own[made:]
+        for made in range(1, min(MAX_SHIFT, len(odd) - tail) + 1):
+            a, b = reference[by + made :], odd[made:]
             overlap = min(len(a), len(b))
             if overlap >= tail and np.array_equal(a[:overlap], b[:overlap]):
                 round_of_others = iter(reference[: by + made].tolist())
-                if all(code in round_of_others for code in own[:made].tolist()):
+                if all(code in round_of_others for code in odd[:made].tolist()):
                     return by
     return 0
 
 
-def _added_before_the_end(reference: Codes, own: Codes, reference_table: Array, own_table: Array) -> Shift | None:
+def _added_before_the_end(reference: Codes, odd: Codes, reference_table: Array, odd_table: Array) -> Shift | None:
     """Find extra operations at call sites that only one rank has, shortly before the job ended.
 
     The rank issues the usual operations after them, so the first that does not fit is paired with a later one of the
     others.
     """
-    common = min(len(reference), len(own))
-    differs = np.flatnonzero(reference[:common] != own[:common])
+    common = min(len(reference), len(odd))
+    differs = np.flatnonzero(reference[:common] != odd[:common])
     if len(differs) < MIN_MISFITS:
         return None
     at = int(differs[0])
-    places = np.r_[reference_table["line"], own_table["line"][:at]]
+    places = np.r_[reference_table["line"], odd_table["line"][:at]]
     if _history(reference_table, at) < MIN_HISTORY:
         return None
     for by in range(1, MAX_SHIFT + 1):
-        overlap = min(len(reference) - at, len(own) - at - by)
-        if overlap < 1 or np.isin(own_table["line"][at + by - 1], places):
+        overlap = min(len(reference) - at, len(odd) - at - by)
+        if overlap < 1 or np.isin(odd_table["line"][at + by - 1], places):
             return None
         theirs, mine = slice(at, at + overlap), slice(at + by, at + by + overlap)
-        same_sizes = np.array_equal(reference_table["numel"][theirs], own_table["numel"][mine])
-        if same_sizes and np.array_equal(reference[theirs], own[mine]):
+        same_sizes = np.array_equal(reference_table["numel"][theirs], odd_table["numel"][mine])
+        if same_sizes and np.array_equal(reference[theirs], odd[mine]):
             return Shift(at=at, by=by)
     return None
 
 
-def _added_up_to_the_end(reference: Array, own: Array) -> Shift | None:
+def _added_up_to_the_end(reference: Array, odd: Array) -> Shift | None:
     """Find extra operations of a rank that has not come back to the usual ones before the job hung.
 
     Calls of a line that the program rarely comes to met the usual ones of the others, as gathers of sharded parameters
     do in a forward pass too many.
     """
-    common = min(len(reference), len(own))
-    differs = np.flatnonzero(reference["line"][:common] != own["line"][:common])
+    common = min(len(reference), len(odd))
+    differs = np.flatnonzero(reference["line"][:common] != odd["line"][:common])
     if len(differs) < MIN_MISFITS or len(differs) != common - int(differs[0]):
         return None
     at = int(differs[0])
-    theirs, mine = reference[at], own[at]
+    theirs, mine = reference[at], odd[at]
     met = theirs["op"] == mine["op"] and int(mine["op"]) in WITHOUT_ROOT
     is_over = theirs["state"] == mine["state"] == DONE
     follows = (reference["line"][:at][1:] == theirs["line"]) & (
         reference["line"][:at][:-1] == reference["line"][at - 1]
     )
-    times = [int((table["line"][:at] == row["line"]).sum()) for table, row in ((reference, theirs), (own, mine))]
+    times = [int((table["line"][:at] == row["line"]).sum()) for table, row in ((reference, theirs), (odd, mine))]
     is_usual = at > 0 and int(follows.sum()) >= MIN_HISTORY and times[1] < times[0]
     return Shift(at=at, by=None) if met and is_over and is_usual else None
 
 
-def _more_rounds(reference: Codes, own: Codes, *, surplus: int) -> Shift | None:
+def _more_rounds(reference: Codes, odd: Codes, *, surplus: int) -> Shift | None:
     """Find calls at lines that all use which a rank makes more often before it comes to what all others end with."""
-    if not surplus or len(own) != len(reference) + surplus:
+    if not surplus or len(odd) != len(reference) + surplus:
         return None
-    differs = np.flatnonzero(reference != own[: len(reference)])
+    differs = np.flatnonzero(reference != odd[: len(reference)])
     at = int(differs[0]) if len(differs) else len(reference)
-    again = own[at : at + surplus]
-    fits = at < len(reference) and np.array_equal(reference[at:], own[at + surplus :])
+    again = odd[at : at + surplus]
+    fits = at < len(reference) and np.array_equal(reference[at:], odd[at + surplus :])
     return Shift(at=at, by=surplus) if fits and np.isin(again, reference[:at]).all() else None
 
 
@@ -581,8 +582,8 @@ def _finding(
     # The ranks are still in what they made alone.
     now = {rank: o for rank in culprits if (o := job.ranks[rank].first_blocking) is not None}
     callers = deviating_sites(job, now, next(rank for rank in present if rank not in culprits))
-    own = {rank: site for rank, site in callers.items() if site != now[rank].site}
-    return replace(finding, culprit_call_sites={**finding.culprit_call_sites, **own})
+    deviating = {rank: site for rank, site in callers.items() if site != now[rank].site}
+    return replace(finding, culprit_call_sites={**finding.culprit_call_sites, **deviating})
 
 
 def _with_branch_past(job: JobState, skip: Finding, present: dict[int, Operation]) -> Finding:
@@ -638,7 +639,7 @@ def _step_words(operation: Operation) -> str:
 
 def _both_sides(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> tuple[Operation, Operation]:
     """Return the calls of one of the others and of one of the culprits, at the lines that tell them apart."""
-    theirs, mine = next(own for rank, own in present.items() if rank not in culprits), present[culprits[0]]
+    theirs, mine = next(call for rank, call in present.items() if rank not in culprits), present[culprits[0]]
     if theirs.site is None or mine.site is None:
         return theirs, mine
     places = part_sites(job, theirs.site, mine.site)
