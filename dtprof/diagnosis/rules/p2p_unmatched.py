@@ -106,8 +106,8 @@ def _find_sender_short(job: JobState, wait: Wait) -> Iterator[Finding]:
         yield _surplus_finding(job, wait, asked, "all of them wait elsewhere, or have ended", senders[0])
     if not short or (len(senders) > 2 and 2 * len(short) >= len(senders)):
         return  # how many each has to send is not known
-    stuck = {rank: own for rank in senders if (own := job.ranks[rank].first_blocking) is not None}
-    found = message_finding(
+    stuck = {rank: operation for rank in senders if (operation := job.ranks[rank].first_blocking) is not None}
+    finding = message_finding(
         "p2p-unmatched",
         f"{capitalised([wait.rank])} waits in {message_words(mine)}{at_line(mine.site)}, and nobody sends any more: "
         f"{list_ranks(short)} sent less than the others.",
@@ -120,7 +120,7 @@ def _find_sender_short(job: JobState, wait: Wait) -> Iterator[Finding]:
     )
     peer = job.ranks[short[0]]
     newest = next((o for o in reversed(peer.operations) if o.p2p and o.channel_end == end), None)
-    yield found if newest is None else _with_branch(job, found, (peer, newest), peer, after=None)
+    yield finding if newest is None else _with_branch(job, finding, (peer, newest), peer, after=None)
 
 
 def find_omitted(case: Case) -> Iterator[Finding]:
@@ -154,12 +154,12 @@ def find_omitted(case: Case) -> Iterator[Finding]:
                     rank,
                 )
                 continue
-            found = message_finding(
+            finding = message_finding(
                 "p2p-unmatched",
                 f"Rank {rank} skipped the {needed}{at_line(usual.site)} that rank {wait.rank} waits for"
                 f"{at_line(mine.site)}.",
                 job=job,
-                operations={wait.rank: mine} | {r: own[0].operation for r, own in waits.items() if r != rank},
+                operations={wait.rank: mine} | {r: of_rank[0].operation for r, of_rank in waits.items() if r != rank},
                 culprits=(rank,),
                 confidence=0.8,
                 facts=(
@@ -171,10 +171,10 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             peer = job.ranks[rank]
             after = operation_before(peer, stuck) if stuck is not None else None
             # Of a call that has ended the line alone is known, of one that waits at that line its callers, too.
-            at_line_of_it = (r for r, own in waits.items() if r != rank and own[0].operation.site == usual.site)
+            at_line_of_it = (r for r, of_rank in waits.items() if r != rank and of_rank[0].operation.site == usual.site)
             here = next(at_line_of_it, None)
             made = (job.ranks[here], waits[here][0].operation) if here is not None else (peer, usual)
-            yield _with_branch(job, found, made, peer, after=operation_before(*made) if here is not None else after)
+            yield _with_branch(job, finding, made, peer, after=operation_before(*made) if here is not None else after)
 
 
 def find_other_partner(case: Case) -> Iterator[Finding]:
@@ -233,13 +233,13 @@ def explain_exit_by_skipped_message(case: Case, left: Finding) -> Iterator[Findi
         mine = wait.operation
         for peer in (job.ranks[r] for r in wait.awaited[:MAX_ASKED] if r in job.ranks and job.ranks[r].finished):
             needed = _needed_for(mine)
-            if (place := _find_left_out(peer, of=mine, rank=wait.rank)) is None:
+            if (departure := _find_departure(peer, of=mine, rank=wait.rank)) is None:
                 if (full := _find_full_round(job, peer, wait)) is not None:
                     yield explain(_one_short(job, wait, peer, full), left)
                     return
                 continue
-            usual, instead = place
-            found = message_finding(
+            usual, instead = departure
+            finding = message_finding(
                 "p2p-unmatched",
                 f"Rank {peer.rank} skipped a {needed}{at_line(usual.site)} that it makes with rank {wait.rank} in "
                 f"every round: later ones took the place of those before, and rank {wait.rank} waits for one more.",
@@ -253,7 +253,7 @@ def explain_exit_by_skipped_message(case: Case, left: Finding) -> Iterator[Findi
                 ),
                 advice=f"Make the {needed} on rank {peer.rank} in every round: look for a branch around it.",
             )
-            yield explain(found, left)
+            yield explain(finding, left)
             return
 
 
@@ -278,15 +278,15 @@ def _find_full_round(job: JobState, peer: RankState, wait: Wait) -> RankState | 
         for rank in job.ranks.values()
         if rank.finished and rank.left_at is None and not rank.first_row
     }
-    own = counts.get(peer.rank, Counter())
-    wanted = Counter({op: count + 1 for op, count in own.items()})
-    full = next((rank for rank, count in counts.items() if own and count == wanted), None)
+    of_peer = counts.get(peer.rank, Counter())
+    wanted = Counter({op: count + 1 for op, count in of_peer.items()})
+    full = next((rank for rank, count in counts.items() if of_peer and count == wanted), None)
     return job.ranks[full] if full is not None else None
 
 
 def _one_short(job: JobState, wait: Wait, peer: RankState, full: RankState) -> Finding:
     mine, needed = wait.operation, _needed_for(wait.operation)
-    found = message_finding(
+    finding = message_finding(
         "p2p-unmatched",
         f"Rank {peer.rank} made one {needed} less than rank {full.rank}{at_line(mine.site)}, which ended as well: "
         f"later ones took the place of those before, and rank {wait.rank} waits for one more.",
@@ -300,7 +300,7 @@ def _one_short(job: JobState, wait: Wait, peer: RankState, full: RankState) -> F
         ),
         advice=f"Make the {needed} on rank {peer.rank} in every iteration of the loop: look for a branch around it.",
     )
-    return _with_branch(job, found, (job.ranks[wait.rank], mine), peer, after=None)
+    return _with_branch(job, finding, (job.ranks[wait.rank], mine), peer, after=None)
 
 
 def _with_branch(
@@ -317,14 +317,14 @@ def _with_branch(
     return replace(finding, culprit_call_sites={by.rank: lines[0]}, evidence=evidence)
 
 
-def _find_left_out(peer: RankState, *, of: Operation, rank: int) -> tuple[Operation, Operation] | None:
-    """Return the one message that a rank left out of its rounds as the other end, and what it did instead."""
-    found = [
+def _find_departure(peer: RankState, *, of: Operation, rank: int) -> tuple[Operation, Operation] | None:
+    """Return the one message that a rank skipped in its rounds as the other end, and what it did instead."""
+    departures = [
         (usual, peer.operations[at])
         for at, usual in find_departures(peer.operations)
         if _is_other_end(usual, of=of, rank=rank)
     ]
-    return found[0] if len(found) == 1 else None
+    return departures[0] if len(departures) == 1 else None
 
 
 def _find_usual(operations: Sequence[Operation], stuck: Operation, *, of: Operation, rank: int) -> Operation | None:
@@ -400,13 +400,13 @@ def _makes_all_later(job: JobState, peer: RankState, stuck: Operation, usual: Op
 
     Its rounds began with the message, and the rank waits at a line that it came to after that: the order is new.
     """
-    own = [(o.label, o.peer_rank) for o in peer.operations if o != stuck]
+    ends = [(o.label, o.peer_rank) for o in peer.operations if o != stuck]
     awaited, sent = (stuck.label, stuck.peer_rank), (usual.label, usual.peer_rank)
-    if peer.first_row or usual.site is None or not {awaited, sent} <= {*own} or own.index(sent) > own.index(awaited):
+    if peer.first_row or usual.site is None or not {awaited, sent} <= {*ends} or ends.index(sent) > ends.index(awaited):
         return False
-    earlier = [i for i, end in enumerate(own) if end == awaited]
+    earlier = [i for i, end in enumerate(ends) if end == awaited]
     begin = earlier[-2] + 1 if len(earlier) > 1 else 0
-    of_a_round = own[begin : earlier[-1] + 1].count(sent)
+    of_a_round = ends[begin : earlier[-1] + 1].count(sent)
     name = usual.site.function.rpartition(".")[2]
     for frame in frames_of(peer, stuck)[1:]:
         place = job.place_in_source(frame)
@@ -469,7 +469,7 @@ def find_untaken_message(case: Case) -> Iterator[Finding]:
         if not sent:
             continue
         usual = next((o for o in peer.operations if o.op == "recv" and o.channel_end == end.other(rank.rank)), None)
-        found = message_finding(
+        finding = message_finding(
             "p2p-unmatched",
             f"Rank {rank.rank} made {plural(count, 'send')} to rank {peer.rank}{at_line(sent[-1].site)}, which took "
             f"{taken:,} of them{at_line(usual.site if usual is not None else None)}: later ones took the place of "
@@ -481,7 +481,7 @@ def find_untaken_message(case: Case) -> Iterator[Finding]:
             facts=(f"the backend kept {plural(count - taken, 'message')} until the end",),
             advice=f"Make as many receives on rank {peer.rank} as rank {rank.rank} makes sends.",
         )
-        yield replace(found, severity="warning")
+        yield replace(finding, severity="warning")
         return
 
 

@@ -50,7 +50,7 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
     if not out or 2 * len(out) > len(job.ranks) or any(rank.batches < 1 for rank in going_on):
         return
     most = max(rank.batches for rank in going_on)
-    culprits = tuple(sorted(rank for rank, own in out.items() if own.batches < most or went_on or not counted))
+    culprits = tuple(sorted(rank for rank, state in out.items() if state.batches < most or went_on or not counted))
     if not culprits:
         return
     blocked = tuple(sorted(set(victims(job, set(culprits))) | set(cause.waiting_ranks) - set(culprits)))
@@ -110,17 +110,17 @@ def _went_on_with_fewer(case: Case, skip: Finding) -> dict[int, RankState]:
     """
     job, ranks = case.job, case.job.ranks
     out = {rank: ranks[rank] for rank in skip.culprit_ranks if rank in ranks}
-    others = [own for rank, own in ranks.items() if rank not in out]
+    others = [state for rank, state in ranks.items() if rank not in out]
     if skip.kind != "rank-skipped-collective" or not job.is_complete:
         return {}
-    exhausted, batches = {own.exhausted for own in ranks.values()}, {own.batches for own in others}
+    exhausted, batches = {rank.exhausted for rank in ranks.values()}, {rank.batches for rank in others}
     are_alike = len(exhausted) == 1 and min(exhausted) > 0 and len(batches) == 1
-    has_fewer = are_alike and all(own.batches < min(batches) for own in out.values())
-    has_none_left = all(_found_exhausted(own, skip) for own in out.values())
-    if not has_fewer and (not has_none_left or any(_found_exhausted(own, skip) for own in others)):
+    has_fewer = are_alike and all(rank.batches < min(batches) for rank in out.values())
+    has_none_left = all(_found_exhausted(rank, skip) for rank in out.values())
+    if not has_fewer and (not has_none_left or any(_found_exhausted(rank, skip) for rank in others)):
         return {}
-    skipped = next(filter(None, (_call_at(own, skip) for own in others)), None)
-    return out if all(_is_outside_loop_of(job, skipped, _call_at(own, skip)) for own in out.values()) else {}
+    skipped = next(filter(None, (_call_at(rank, skip) for rank in others)), None)
+    return out if all(_is_outside_loop_of(job, skipped, _call_at(rank, skip)) for rank in out.values()) else {}
 
 
 def _found_exhausted(rank: RankState, skip: Finding) -> bool:
@@ -133,20 +133,19 @@ def _found_exhausted(rank: RankState, skip: Finding) -> bool:
 
 def _loops_left(job: JobState, culprits: tuple[int, ...], other: RankState, cause: Finding) -> dict[int, Site]:
     """Return the lines of the loops that ranks left: around what they skipped, else around where another waits."""
-    found = dict[int, Site]()
-    for own in (job.ranks[rank] for rank in culprits):
-        calls = ((_call_at(other, cause), _call_at(own, cause)), (other.first_blocking, own.first_blocking))
-        loops = (find_loop_left(job, (other, a), (own, b)) for a, b in calls if a is not None and b is not None)
+    sites = dict[int, Site]()
+    for culprit in (job.ranks[rank] for rank in culprits):
+        calls = ((_call_at(other, cause), _call_at(culprit, cause)), (other.first_blocking, culprit.first_blocking))
+        loops = (find_loop_left(job, (other, a), (culprit, b)) for a, b in calls if a is not None and b is not None)
         if (loop := next(filter(None, loops), None)) is not None:
-            found[own.rank] = loop
-    return found
+            sites[culprit.rank] = loop
+    return sites
 
 
 def _call_at(rank: RankState, skip: Finding, *, back: int = 0) -> Operation | None:
     """Return what a rank issued at the position of a skipped call, or so many before it."""
     position = ((skip.seq or 0) - back, skip.group.name if skip.group is not None else "")
-    own = (o for o in reversed(rank.operations) if not o.p2p and (o.seq, o.group.name) == position)
-    return next(own, None)
+    return next((o for o in reversed(rank.operations) if not o.p2p and (o.seq, o.group.name) == position), None)
 
 
 def _is_outside_loop_of(job: JobState, skipped: Operation | None, instead: Operation | None) -> bool:

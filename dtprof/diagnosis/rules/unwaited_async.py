@@ -153,8 +153,8 @@ def _find_send_let_go(sender: RankState, receive: Operation, receiver: int) -> O
     table = sender.messages.get(end)
     if table is None:
         return None
-    found = np.flatnonzero((table["nth"] == receive.nth) & table["plain"] & ~table["settled"])
-    send = sender.operations[int(table["at"][found[0]])] if len(found) else None
+    at = np.flatnonzero((table["nth"] == receive.nth) & table["plain"] & ~table["settled"])
+    send = sender.operations[int(table["at"][at[0]])] if len(at) else None
     return send if send is not None and send.site is not None and send.site.label is None else None
 
 
@@ -182,13 +182,13 @@ def _find_dropped_receives(job: JobState, at_least: int = 2) -> list[Finding]:
 
     Where gloo's handle of a receive is dropped, the message may be lost, and what follows on that connection with it.
     """
-    found = []
+    findings = []
     for rank in job.ranks.values():
         for operations in _receives_let_go(rank) if rank.sees_questions else ():
             group = job.group(operations[0].group)
             if len(operations) >= at_least and "gloo" in (group.backend or ""):
-                found.append(_finding_of_receives(group, rank, operations))
-    return found
+                findings.append(_finding_of_receives(group, rank, operations))
+    return findings
 
 
 def _receives_let_go(rank: RankState) -> list[list[Operation]]:
@@ -253,9 +253,9 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
     collectives = job.ranks[rank].collectives
     unused = (table["flags"] & (codes.ASYNC | codes.ASKED | codes.DEVICE)) == codes.ASYNC
     unused &= (table["waits"] == 0) & (table["line"] != 0) & (table["state"] != codes.FAILED)
-    found = {}
-    for place in distinct(table["line"][unused]).tolist():
-        here = np.flatnonzero(table["line"] == place)
+    let_go = {}
+    for line in distinct(table["line"][unused]).tolist():
+        here = np.flatnonzero(table["line"] == line)
         if not unused[here].all() and not _are_some_of_each_step(table["step"][here], unused[here]):
             continue
         here = here[unused[here]]
@@ -264,8 +264,8 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
         dropped = here[~covered & ~open_ended]
         operation = collectives.operation(int(table["row"][here[0]]))
         if len(dropped) and operation.op in RECEIVE_MOST and _is_of_the_program(operation):
-            found[place] = collectives.operation(int(table["row"][dropped[0]])), len(dropped)
-    return found
+            let_go[line] = collectives.operation(int(table["row"][dropped[0]])), len(dropped)
+    return let_go
 
 
 def _ends_of_steps(table: Array, here: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Mask]:
@@ -275,12 +275,12 @@ def _ends_of_steps(table: Array, here: npt.NDArray[np.int64]) -> tuple[npt.NDArr
     return ends, np.searchsorted(barriers, here) < np.searchsorted(barriers, ends)
 
 
-def _rows_let_go_in_a_round(table: Array, place: int) -> npt.NDArray[np.int64]:
+def _rows_let_go_in_a_round(table: Array, line: int) -> npt.NDArray[np.int64]:
     """Return the rows of calls of a line before one of the same round that was waited for: calls in a row, in one step.
 
     As where handles are kept by a key that two of them share: who waits for some of a round needs the others, too.
     """
-    here = np.flatnonzero(table["line"] == place)
+    here = np.flatnonzero(table["line"] == line)
     rounds = np.cumsum(np.diff(here, prepend=-1) + np.diff(table["step"][here], prepend=table["step"][here[0]]) != 1)
     waited = table["waits"][here] > 0
     newest = np.full(int(rounds[-1]) + 1, -1)

@@ -96,8 +96,8 @@ def _newer_groups(job: JobState, rank: int, mine: Operation, everyone: dict[int,
 
     As where every epoch makes a group: the line took one after the other, and never went back to an older one.
     """
-    own = job.ranks[rank]
-    here = [o for o in own.operations if (o.site, o.op) == (mine.site, mine.op)]
+    caller = job.ranks[rank]
+    here = [o for o in caller.operations if (o.site, o.op) == (mine.site, mine.op)]
     used = [key for key, _ in groupby(o.group for o in here)]
     peers = {
         r: o
@@ -105,7 +105,7 @@ def _newer_groups(job: JobState, rank: int, mine: Operation, everyone: dict[int,
         if (o.site, o.op) == (mine.site, mine.op)
         and o.group not in used
         and rank in o.group.ranks
-        and own.groups_made >= job.ranks[r].groups_made
+        and caller.groups_made >= job.ranks[r].groups_made
     }
     by_turns = mine.site is not None and len(used) > 1 and len(set(used)) == len(used) and used[-1] == mine.group
     has_ended = any(o.group == mine.group and o.done for o in here)
@@ -140,7 +140,7 @@ def _is_further_up(a: Operation, b: Operation) -> bool:
 
 def _blocking_collectives(job: JobState) -> dict[int, Operation]:
     """Return the collective that each rank waits in."""
-    return {rank: own[0].operation for rank, own in job.waits.items() if not own[0].operation.p2p}
+    return {rank: waits[0].operation for rank, waits in job.waits.items() if not waits[0].operation.p2p}
 
 
 def _awaited_members(job: JobState, operations: dict[int, Operation]) -> Iterator[tuple[Operation, RankState]]:
@@ -204,15 +204,15 @@ def find_left_out_calls(case: Case) -> Iterator[Finding]:
 
 
 def _left_out_finding(job: JobState, meant: Operation, sites: dict[int, Site]) -> Finding:
-    own = {rank for members in _unused_groups(job, sorted(sites), len(meant.group.ranks)) for rank in members}
-    culprits = tuple(sorted(own or sites))
-    beside = f", and never used the {'groups' if len(own) > len(meant.group.ranks) else 'group'} made for them"
+    owners = {rank for members in _unused_groups(job, sorted(sites), len(meant.group.ranks)) for rank in members}
+    culprits = tuple(sorted(owners or sites))
+    beside = f", and never used the {'groups' if len(owners) > len(meant.group.ranks) else 'group'} made for them"
     return Finding(
         kind="wrong-group",
-        severity="warning" if own else "info",
+        severity="warning" if owners else "info",
         summary=f"{capitalised(culprits)} called {meant.op} on {group_words(job.group(meant.group))} of "
-        f"{list_ranks(meant.group.ranks)}{at_line(sites[culprits[0]])}{beside if own else ''}: torch leaves the call "
-        "out with a warning.",
+        f"{list_ranks(meant.group.ranks)}{at_line(sites[culprits[0]])}{beside if owners else ''}: torch skips the call "
+        "with a warning.",
         culprit_ranks=culprits,
         confidence=0.8,
         group=job.group(meant.group),
@@ -346,23 +346,22 @@ def _call_unlike_siblings(job: JobState, member: RankState, awaited: Operation) 
     made = {rank.rank: _calls_alike(rank, awaited) for rank in job.ranks.values()}
     waiting = next((calls for rank, calls in made.items() if rank != member.rank and awaited in calls), [])
     at = waiting.index(awaited) if waiting else 0
-    own, others = made.pop(member.rank), [calls for calls in made.values() if len(calls) > at]
-    if not waiting or len(own) <= at or len(others) < 2 or are_siblings(job, own[at].group, awaited.group):
+    mine, others = made.pop(member.rank), [calls for calls in made.values() if len(calls) > at]
+    if not waiting or len(mine) <= at or len(others) < 2 or are_siblings(job, mine[at].group, awaited.group):
         return None
     if not all(are_siblings(job, calls[at].group, awaited.group) for calls in others):
         return None
-    if len(own) > at + 1:
-        return own[at] if own[at + 1].group != awaited.group else None
+    if len(mine) > at + 1:
+        return mine[at] if mine[at + 1].group != awaited.group else None
     # The call after it of a rank that went on: another one of the line, or none, where that is done with.
     went_on = [rank for rank, calls in made.items() if len(calls) > at and job.ranks[rank].operations[-1] != calls[at]]
     after = [made[rank][at + 1] for rank in went_on if len(made[rank]) > at + 1]
-    return own[at] if went_on and not any(are_siblings(job, o.group, own[at].group) for o in after) else None
+    return mine[at] if went_on and not any(are_siblings(job, o.group, mine[at].group) for o in after) else None
 
 
 def _calls_alike(rank: RankState, call: Operation) -> list[Operation]:
     """Return the calls of a rank with the same call stack and step, on any group."""
-    place = call.label[1:]
-    return [o for o in rank.operations if o.step == call.step and o.label[1:] == place]
+    return [o for o in rank.operations if o.step == call.step and o.label[1:] == call.label[1:]]
 
 
 def _is_meant_for_peers(job: JobState, rank: int, call: Operation) -> bool:
