@@ -173,32 +173,32 @@ def _in_broadcast(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str])
         or len({t.site for t in inside.values()}) != 1
     ):
         return None
-    ways = {rank: way[1] for rank, trace in inside.items() if (way := WAY.search(trace.message))}
+    waits = {rank: match[1] for rank, trace in inside.items() if (match := WAY.search(trace.message))}
     is_plain, root = plain_broadcast(next(iter(inside.values())).source)
     places: dict[int, Hashable] = {rank: fronts[rank].site for rank in passed}
     together = max(Counter(places.values()).values(), default=0)
     # In a loop of broadcasts waiters may stand in different rounds: then no two have passed and wait at one place.
-    if not is_plain or len(ways) < len(inside) or together < 2:
+    if not is_plain or len(waits) < len(inside) or together < 2:
         return None
-    found = explain(ways, len(fronts), range(len(fronts)) if root is None else [root])
+    causes = explain(waits, len(fronts), range(len(fronts)) if root is None else [root])
     if together < len(passed):  # of those that passed one went another way: no need to suspect one that waits
         odd = odd_ones(places)
-        found = {way for way in found if way.rank in odd} or {way for way in found if way.how != "more"}
-    if not found:
+        causes = {cause for cause in causes if cause.rank in odd} or {cause for cause in causes if cause.how != "more"}
+    if not causes:
         return None
-    guesses = [f"rank {way.rank} {HOW[way.how]}" for way in sorted(found)]
-    culprits = sorted({way.rank for way in found})
+    guesses = [f"rank {cause.rank} {HOW[cause.how]}" for cause in sorted(causes)]
+    culprits = sorted({cause.rank for cause in causes})
     waiting = [rank for rank in sorted(fronts) if rank not in culprits]
-    facts = [f"rank {rank}: broadcast, waited in {way}" for rank, way in sorted(ways.items())[:3]]
+    facts = [f"rank {rank}: broadcast, waited in {call}" for rank, call in sorted(waits.items())[:3]]
     facts.append(f"{list_ranks(passed)} had passed it, or never made it")
     facts.append("on gloo's way through a broadcast, this is what one rank that goes another way leaves")
     return log_finding(
         job,
-        "root-mismatch" if all(way.how == "root" for way in found) else "rank-skipped-collective",
+        "root-mismatch" if all(cause.how == "root" for cause in causes) else "rank-skipped-collective",
         f"{' or '.join(guesses[:3]).capitalize()}; {wait_words(sorted(inside))} in it.",
         culprits=culprits,
         waiting=waiting,
-        confidence=0.6 if len(found) == 1 else 0.4,
+        confidence=0.6 if len(causes) == 1 else 0.4,
         op="broadcast",
         evidence=tuple(facts),
         advice=("Compare how these ranks came to the lines named, and the source rank they pass.", STACKS),

@@ -23,13 +23,13 @@ DEFAULT_TIMEOUTS_S = (600.0, 1800.0)
 def find_hasty_rank(case: Case) -> Iterator[Finding]:
     """Give the finding for ranks whose shorter limit ended the job while those they waited for were on their way."""
     job = case.job
-    for key, own in _limits(job).items():
+    for key, limits in _limits(job).items():
         given_up = {
             rank: operation
-            for rank in own
+            for rank in limits
             if (operation := _given_up(job.ranks[rank], key)) is not None
-            and own[rank] < max(own.values())
-            and operation.done_ns - operation.issued_ns >= NEARLY * own[rank] * 1e9
+            and limits[rank] < max(limits.values())
+            and operation.done_ns - operation.issued_ns >= NEARLY * limits[rank] * 1e9
         }
         if not given_up:
             continue
@@ -38,7 +38,7 @@ def find_hasty_rank(case: Case) -> Iterator[Finding]:
         came = {r.rank: _issued(r, first) for r in job.ranks.values() if r.rank in key.ranks}
         late = tuple(rank for rank, own_ns in came.items() if own_ns is None or own_ns > first.done_ns)
         if late and all(came[rank] is not None or _was_at_work(job.ranks[rank]) for rank in late):
-            yield _hasty_finding(job, key, first, culprits, late, own)
+            yield _hasty_finding(job, key, first, culprits, late, limits)
 
 
 def _given_up(rank: RankState, key: GroupId) -> Operation | None:
@@ -102,8 +102,8 @@ def _hasty_finding(
 
 
 def _operation_at(job: JobState, rank: int, place: Operation) -> Operation | None:
-    own = job.ranks[rank].operations if rank in job.ranks else ()
-    return next((o for o in own if (o.group, o.seq, o.p2p) == (place.group, place.seq, False)), None)
+    operations = job.ranks[rank].operations if rank in job.ranks else ()
+    return next((o for o in operations if (o.group, o.seq, o.p2p) == (place.group, place.seq, False)), None)
 
 
 def _limits(job: JobState) -> dict[GroupId, dict[int, float]]:
@@ -119,10 +119,10 @@ def _limits(job: JobState) -> dict[GroupId, dict[int, float]]:
 def find_unequal_timeouts(case: Case) -> Iterator[Finding]:
     """Give a note for each group whose members give up after different times."""
     job = case.job
-    for key, own in _limits(job).items():
-        if len(set(own.values())) > 1:
-            least, most = min(own.values()), max(own.values())
-            first = tuple(sorted(rank for rank, limit in own.items() if limit == least))
+    for key, limits in _limits(job).items():
+        if len(set(limits.values())) > 1:
+            least, most = min(limits.values()), max(limits.values())
+            first = tuple(sorted(rank for rank, limit in limits.items() if limit == least))
             known = job.group(key)
             yield Finding(
                 kind="unequal-timeouts",

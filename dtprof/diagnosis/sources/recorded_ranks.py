@@ -115,7 +115,7 @@ def _as_hung(tables: RankTables, stopped: tuple[str, int] | None) -> RankTables:
     operations = _as_of(tables.operations, "issued_ns", ("returned_ns", "done_ns"), stopped_ns)
     spans = _as_of(tables.spans, "begin_ns", ("end_ns",), stopped_ns)
     intervals = _as_of(tables.device_intervals, "begin_ns", ("end_ns",), stopped_ns)
-    found = replace(
+    before = replace(
         tables,
         operations=operations,
         spans=spans,
@@ -123,10 +123,10 @@ def _as_hung(tables: RankTables, stopped: tuple[str, int] | None) -> RankTables:
         device_intervals=select(intervals, intervals["row"] < len(operations)),
     )
     if len(operations) == len(tables.operations) and len(spans) == len(tables.spans):
-        return found
+        return before
     # Where its signal found a rank that had gone on is not where it hung.
     errors = tuple(error for error in tables.exceptions if error.t_ns <= stopped_ns)
-    return replace(found, exceptions=errors, crash=None)
+    return replace(before, exceptions=errors, crash=None)
 
 
 def _as_of(rows: Array, begin: str, ends: Sequence[str], t_ns: int) -> Array:
@@ -378,7 +378,7 @@ class _Messages:
 def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupId], tail: int, past: Past) -> _Messages:
     """Count the messages of each channel, and return those from the row `tail` on in columns."""
     nth = np.full(len(rows), -1, np.int64)
-    found = _Messages(nth=nth)
+    counted = _Messages(nth=nth)
     messages = np.flatnonzero(rows["kind"] == codes.POINT_TO_POINT)
     past_columns = np.array([*past.messages], np.int64).reshape(-1, 4)
     past_sends = ids_named(tables.ops, events.POINT_TO_POINT[:1])[past_columns[:, 1]]
@@ -393,31 +393,31 @@ def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupId], t
         if op < len(tables.ops) and group_id in keys:
             sent = bool(past_sends[i])
             channel = _channel(keys[group_id], peer, tag, sent)
-            found.channels[channel] = found.channels.get(channel, 0) + number
+            counted.channels[channel] = counted.channels.get(channel, 0) + number
     if not len(messages):
-        return found
-    own = select(rows, messages)
-    sends = are_named(tables, own, events.POINT_TO_POINT[0])
-    tags = message_tags(own, tables.groups)
-    key = _channel_keys(own["group"], own["peer"], sends, tags)
+        return counted
+    message_rows = select(rows, messages)
+    sends = are_named(tables, message_rows, events.POINT_TO_POINT[0])
+    tags = message_tags(message_rows, tables.groups)
+    key = _channel_keys(message_rows["group"], message_rows["peer"], sends, tags)
     order = np.argsort(key, kind="stable")
     _, first, count = np.unique(key[order], return_index=True, return_counts=True)
-    earlier = np.array([before[one] for one in key[order][first].tolist()], np.int64)
+    earlier = np.array([before[channel_key] for channel_key in key[order][first].tolist()], np.int64)
     nth[messages[order]] = np.arange(len(order)) - np.repeat(first - earlier, count)
     is_newest = messages[order] >= tail
     newest = _in_columns(rows, messages[order][is_newest], nth, tables, tail)
     ends = np.append(0, np.cumsum(is_newest))[np.append(first, len(order))].tolist()
     for i, (at, number) in enumerate(zip(order[first].tolist(), count.tolist(), strict=True)):
-        group = keys.get(int(own["group"][at]))
+        group = keys.get(int(message_rows["group"][at]))
         if group is None:
             continue
-        channel = _channel(group, int(own["peer"][at]), int(tags[at]), bool(sends[at]))
-        found.channels[channel] = found.channels.get(channel, 0) + number
+        channel = _channel(group, int(message_rows["peer"][at]), int(tags[at]), bool(sends[at]))
+        counted.channels[channel] = counted.channels.get(channel, 0) + number
         if ends[i] < ends[i + 1]:
-            known = found.newest.get(channel)  # only where the peer is not known: several stand for one channel then
+            known = counted.newest.get(channel)  # only where the peer is not known: several stand for one channel then
             table = newest[ends[i] : ends[i + 1]]
-            found.newest[channel] = table if known is None else join([known, table])
-    return found
+            counted.newest[channel] = table if known is None else join([known, table])
+    return counted
 
 
 def _channel(group: GroupId, peer: int, tag: int, sends: bool) -> ChannelEnd:
@@ -440,13 +440,20 @@ def _channel_keys(
 def _in_columns(
     rows: Array, chosen: npt.NDArray[np.int64], nth: npt.NDArray[np.int64], tables: RankTables, tail: int
 ) -> Array:
-    own = select(rows, chosen)
-    table = np.empty(len(own), MESSAGE)
-    table["nth"], table["at"], table["nbytes"], table["site"] = nth[chosen], chosen - tail, own["nbytes"], own["site"]
-    table["plain"] = are_named(tables, own, *events.POINT_TO_POINT)
-    table["done"] = (own["done_ns"] != UNKNOWN_NS) & (own["state"] != codes.FAILED)
-    noticed = (own["waits"] > 0) | ((own["flags"] & codes.ASKED) != 0)
-    table["settled"] = table["done"] | noticed | (own["state"] == codes.FAILED) | (own["state"] == codes.ISSUED)
+    message_rows = select(rows, chosen)
+    table = np.empty(len(message_rows), MESSAGE)
+    table["nth"], table["at"], table["nbytes"], table["site"] = (
+        nth[chosen],
+        chosen - tail,
+        message_rows["nbytes"],
+        message_rows["site"],
+    )
+    table["plain"] = are_named(tables, message_rows, *events.POINT_TO_POINT)
+    table["done"] = (message_rows["done_ns"] != UNKNOWN_NS) & (message_rows["state"] != codes.FAILED)
+    noticed = (message_rows["waits"] > 0) | ((message_rows["flags"] & codes.ASKED) != 0)
+    table["settled"] = (
+        table["done"] | noticed | (message_rows["state"] == codes.FAILED) | (message_rows["state"] == codes.ISSUED)
+    )
     return table
 
 
@@ -595,13 +602,13 @@ def _begins_ns(spans: Array) -> npt.NDArray[np.int64]:
 def _long_phases(tables: RankTables, spans: Array) -> Iterable[LongPhase]:
     """Give checkpoints and compilations that took long; those that follow one another at once are one."""
     for phase in LONG_PHASES:
-        own = spans_named(tables, spans, phase)
-        own = own[own["end_ns"] != UNKNOWN_NS]
+        ended = spans_named(tables, spans, phase)
+        ended = ended[ended["end_ns"] != UNKNOWN_NS]
         begin = 0
-        for end in range(1, len(own) + 1):
-            if end < len(own) and int(own["begin_ns"][end] - own["end_ns"][end - 1]) <= PAUSE_NS:
+        for end in range(1, len(ended) + 1):
+            if end < len(ended) and int(ended["begin_ns"][end] - ended["end_ns"][end - 1]) <= PAUSE_NS:
                 continue
-            first, last = own[begin], own[end - 1]
+            first, last = ended[begin], ended[end - 1]
             if int(last["end_ns"] - first["begin_ns"]) >= LONG_NS:
                 yield LongPhase(
                     phase=phase,

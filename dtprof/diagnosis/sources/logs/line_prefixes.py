@@ -63,46 +63,46 @@ def parse_line(raw: str, *, file_key: str, file_rank: int | None) -> LogLine:
             rank = named if named is not None else rank
             if text.startswith('{"'):
                 break
-        if found := RANK.match(text):
-            rank, from_torch = int(found[1]), True
+        if match := RANK.match(text):
+            rank, from_torch = int(match[1]), True
             stream = f"{file_key} rank{rank}"
-        elif found := RAY.match(text):
-            rank = int(found[1]) if found[1] else rank
-            stream += f" {found[2]}@{found[3] or ''}"
-        elif found := MPI.match(text):
-            rank = int(found[1])
+        elif match := RAY.match(text):
+            rank = int(match[1]) if match[1] else rank
+            stream += f" {match[2]}@{match[3] or ''}"
+        elif match := MPI.match(text):
+            rank = int(match[1])
             stream += f" mpi{rank}"
-        elif found := ROLE.match(text):
-            task = int(found[1]) if task is None else -1  # a task of several processes: neither number is the rank
-            stream += f" {found[0].rstrip()}"
-        elif found := TIME.match(text) or LOGGER.match(text):
+        elif match := ROLE.match(text):
+            task = int(match[1]) if task is None else -1  # a task of several processes: neither number is the rank
+            stream += f" {match[0].rstrip()}"
+        elif match := TIME.match(text) or LOGGER.match(text):
             pass
-        elif found := POD.match(text) or REPLICA.match(text) or COMPOSE.match(text) or HOST.match(text):
-            stream += f" {found[1]}"
-            number = NUMBERED.search(found[1])
+        elif match := POD.match(text) or REPLICA.match(text) or COMPOSE.match(text) or HOST.match(text):
+            stream += f" {match[1]}"
+            number = NUMBERED.search(match[1])
             pod = int(number[1]) if number else pod
-        elif found := TASK.match(text):
-            task = int(found[1]) if task is None else -1
-            stream += f" task{found[1]}"
+        elif match := TASK.match(text):
+            task = int(match[1]) if task is None else -1
+            stream += f" task{match[1]}"
         else:
             break
-        text = text[found.end() :]
+        text = text[match.end() :]
     return LogLine(text, rank, None if task == -1 else task, stream, from_torch, pod)
 
 
 def rank_of_file(path: str) -> int | None:
     """Return the rank that a file's name tells: `rank3.log`, `attempt_0/3/stderr.log`."""
-    found = FILE_RANK.search(path.rpartition("/")[2]) or ELASTIC_FILE.search(path)
-    if found is None and (parents := path.split("/")[-3:-1]):
-        found = next((match for part in reversed(parents) if (match := FILE_RANK.fullmatch(part))), None)
-    return int(found[1]) if found else None
+    match = FILE_RANK.search(path.rpartition("/")[2]) or ELASTIC_FILE.search(path)
+    if match is None and (parents := path.split("/")[-3:-1]):
+        match = next((named for part in reversed(parents) if (named := FILE_RANK.fullmatch(part))), None)
+    return int(match[1]) if match else None
 
 
 def rank_before(text: str, position: int) -> int | None:
     """Return the rank of the last `[rankN]:` before a position: a progress bar may precede it."""
     start = text.rfind("[rank", 0, position)
-    found = RANK.match(text, start) if start >= 0 else None
-    return int(found[1]) if found else None
+    match = RANK.match(text, start) if start >= 0 else None
+    return int(match[1]) if match else None
 
 
 def _unwrap_json(text: str) -> tuple[str, int | None]:

@@ -228,29 +228,29 @@ def read_sentences(line: LogLine, order: Order, facts: Facts) -> None:
     if any(words in text for words in EXITING):
         _read_exits(text, order, facts)
     for kind, pattern in NOTES:
-        if found := pattern.search(text):
-            _read_note(kind, found, text, rank, order, facts)
+        if match := pattern.search(text):
+            _read_note(kind, match, text, rank, order, facts)
     if "world_size" in text and (world := WORLD.search(text)):
         facts.declare_size(int(world[1]))
 
 
 def _read_timeouts(line: LogLine, order: Order, facts: Facts) -> None:
-    for found in WORK.finditer(line.text):
-        named = [int(n) for n in OF_RANK.findall(line.text[: found.start()])]
+    for match in WORK.finditer(line.text):
+        named = [int(n) for n in OF_RANK.findall(line.text[: match.start()])]
         group = _group(line.text)
         group_rank = named[-1] if named else (group[2] if group else None)
-        rank = _rank_at(line, found.start())
+        rank = _rank_at(line, match.start())
         facts.add(
             Timeout(
                 order=order,
                 rank=rank if rank is not None else group_rank,
-                seq=int(found[1]) if found[1] else None,
-                op=found[2],
+                seq=int(match[1]) if match[1] else None,
+                op=match[2],
                 group_rank=group_rank,
-                numel_in=int(found[3]) if found[3] else None,
-                numel_out=int(found[4]) if found[4] else None,
-                limit_ms=int(found[5]),
-                ran_ms=int(found[6] or found[5]),
+                numel_in=int(match[3]) if match[3] else None,
+                numel_out=int(match[4]) if match[4] else None,
+                limit_ms=int(match[5]),
+                ran_ms=int(match[6] or match[5]),
                 stream=line.stream,
                 rank_in_group=rank is None,
             )
@@ -264,8 +264,8 @@ def _rank_at(line: LogLine, position: int) -> int | None:
 
 
 def _group(text: str) -> tuple[str, str, int] | None:
-    found = GROUP.search(text)
-    return (found[1], found[2] or "", int(found[3])) if found else None
+    match = GROUP.search(text)
+    return (match[1], match[2] or "", int(match[3])) if match else None
 
 
 def _read_progress(line: LogLine, facts: Facts) -> None:
@@ -274,7 +274,7 @@ def _read_progress(line: LogLine, facts: Facts) -> None:
     if group is None or (worked is None and enqueued is None):
         return
     done = int(completed[1]) if completed else None
-    most = max(int(found[1]) for found in (worked, enqueued) if found)
+    most = max(int(match[1]) for match in (worked, enqueued) if match)
     rank = _rank_at(line, len(line.text))
     facts.add(
         LoggedProgress(
@@ -291,8 +291,8 @@ def _read_progress(line: LogLine, facts: Facts) -> None:
 
 
 def _read_fingerprints(line: LogLine, order: Order, facts: Facts) -> None:
-    found = list(PRINT.finditer(line.text))
-    for i, groups in enumerate(found):
+    match = list(PRINT.finditer(line.text))
+    for i, groups in enumerate(match):
         facts.add(
             Fingerprint(
                 order=order,
@@ -301,45 +301,45 @@ def _read_fingerprints(line: LogLine, order: Order, facts: Facts) -> None:
                 op=groups[4],
                 shape=groups[5],
                 dtype=groups[6],
-                reported_by=int(found[0][1]) if i == 0 or not groups[2] else None,
+                reported_by=int(match[0][1]) if i == 0 or not groups[2] else None,
             )
         )
 
 
 def _read_exits(text: str, order: Order, facts: Facts) -> None:
-    if found := EXITED.search(text):
-        local = int(found[2])
-        facts.local_exits[local] = Exit(rank=local, local_rank=local, status=int(found[1]), pid=int(found[3]))
-    if found := LAST_COMMAND.search(text):
-        status = -int(found[4]) if found[4] else int(found[2] or found[3])
-        if (last := int(found[1])) == 0:
+    if match := EXITED.search(text):
+        local = int(match[2])
+        facts.local_exits[local] = Exit(rank=local, local_rank=local, status=int(match[1]), pid=int(match[3]))
+    if match := LAST_COMMAND.search(text):
+        status = -int(match[4]) if match[4] else int(match[2] or match[3])
+        if (last := int(match[1])) == 0:
             facts.local_exits[0] = Exit(rank=0, status=status)
         else:
             facts.last_local_rank = max(facts.last_local_rank, last)
-            facts.add(Note(order=order, rank=None, kind=UNNAMED_EXIT, text=found[0][-MAX_TEXT:], number=status))
-    if found := SPAWN_EXIT.search(text):
-        status = -SIGNALS.get(found[2], 0) if found[2] else int(found[3])
-        facts.local_exits[int(found[1])] = Exit(rank=int(found[1]), status=status)
-    if found := LIGHTNING_EXIT.search(text):
-        facts.exits[int(found[1])] = Exit(rank=int(found[1]), status=int(found[2]))
-    if found := MPI_FIRST.search(text) or MPI_ABORTED.search(text):
-        facts.exits.setdefault(int(found[1]), Exit(rank=int(found[1]), status=1))
-    if found := MPI_EXIT.search(text):
-        facts.exits[int(found[1])] = Exit(rank=int(found[1]), status=-int(found[2]))
-    if found := SRUN.search(text):
-        status = SRUN_STATUS.get(found[2], int(found[3] or 1))
-        for task in numbers(found[1]):
-            end = Exit(rank=task, status=status, out_of_memory=found[2] == "Out Of Memory")
+            facts.add(Note(order=order, rank=None, kind=UNNAMED_EXIT, text=match[0][-MAX_TEXT:], number=status))
+    if match := SPAWN_EXIT.search(text):
+        status = -SIGNALS.get(match[2], 0) if match[2] else int(match[3])
+        facts.local_exits[int(match[1])] = Exit(rank=int(match[1]), status=status)
+    if match := LIGHTNING_EXIT.search(text):
+        facts.exits[int(match[1])] = Exit(rank=int(match[1]), status=int(match[2]))
+    if match := MPI_FIRST.search(text) or MPI_ABORTED.search(text):
+        facts.exits.setdefault(int(match[1]), Exit(rank=int(match[1]), status=1))
+    if match := MPI_EXIT.search(text):
+        facts.exits[int(match[1])] = Exit(rank=int(match[1]), status=-int(match[2]))
+    if match := SRUN.search(text):
+        status = SRUN_STATUS.get(match[2], int(match[3] or 1))
+        for task in numbers(match[1]):
+            end = Exit(rank=task, status=status, out_of_memory=match[2] == "Out Of Memory")
             facts.local_exits.setdefault(task, end)
 
 
-def _read_note(kind: str, found: re.Match[str], text: str, rank: int | None, order: Order, facts: Facts) -> None:
-    named = found.groupdict()
+def _read_note(kind: str, match: re.Match[str], text: str, rank: int | None, order: Order, facts: Facts) -> None:
+    named = match.groupdict()
     if named.get("rank"):
         rank = int(named["rank"])
     elif rank is None:
         group = _group(text)
-        rank = rank_before(text, found.start())
+        rank = rank_before(text, match.start())
         if rank is None and group is not None and group[1] == "default_pg":
             rank = group[2]
     facts.add(

@@ -114,10 +114,10 @@ class Tracebacks:
             stream.chained = True
         elif any(words in text for words in NOT_FATAL):
             stream.handled = True
-        elif found := SPAWNED.search(text):
-            stream.spawned = int(found[1])
-        elif found := BARE.match(text):
-            self._add_bare(found, line, order)
+        elif match := SPAWNED.search(text):
+            stream.spawned = int(match[1])
+        elif match := BARE.match(text):
+            self._add_bare(match, line, order)
         else:
             stream.before = text
             return False
@@ -128,12 +128,12 @@ class Tracebacks:
         if GAVE_UP in text:
             self._gave_up = line.rank
             return True
-        found = LEVEL.match(text) if self._gave_up is not None else None
-        if found is None or self._gave_up is None:
+        match = LEVEL.match(text) if self._gave_up is not None else None
+        if match is None or self._gave_up is None:
             self._gave_up = None
             return False
-        if is_user_file(found[2]):
-            site = Site(file=found[2], line=int(found[3]), function=found[1])
+        if is_user_file(match[2]):
+            site = Site(file=match[2], line=int(match[3]), function=match[1])
             self.facts.stacks.setdefault(self._gave_up, site)
         return True
 
@@ -151,9 +151,9 @@ class Tracebacks:
         current = stream.open
         if current is None:
             return False
-        if found := FRAME.match(text):
+        if match := FRAME.match(text):
             if len(current.frames) < MAX_FRAMES:
-                current.frames.append((found[1], int(found[2]), (found[3] or "").strip()))
+                current.frames.append((match[1], int(match[2]), (match[3] or "").strip()))
             return True
         if not current.frames:
             stream.open = None if text.strip() else current
@@ -194,7 +194,7 @@ class Tracebacks:
         stream.spawned = None
         self.facts.last_activity[line.stream] = 0
 
-    def _add_bare(self, found: re.Match[str], line: LogLine, order: Order) -> None:
+    def _add_bare(self, match: re.Match[str], line: LogLine, order: Order) -> None:
         self.facts.add(
             Trace(
                 order=order,
@@ -202,8 +202,8 @@ class Tracebacks:
                 task=line.task,
                 pod=line.pod,
                 stream=line.stream,
-                type=found[1],
-                message=found[2].strip()[:400],
+                type=match[1],
+                message=match[2].strip()[:400],
                 fatal=line.from_torch,  # its hook for uncaught exceptions: the lines above were cut off
                 bare=True,
             )
@@ -212,21 +212,21 @@ class Tracebacks:
     def _read_table(self, text: str, stream: _Stream) -> bool:
         if " : " not in text:
             return False
-        if found := ENTRY_TIME.match(text):
-            stream.entry_time_s = _seconds(found[1])
-        elif found := ENTRY_HOST.match(text):
-            stream.entry_host = found[1]
-        elif found := ENTRY_RANK.match(text):
-            stream.entry_rank, stream.entry_local = int(found[1]), int(found[2])
-        elif (found := ENTRY_EXIT.match(text)) and stream.entry_rank is not None:
+        if match := ENTRY_TIME.match(text):
+            stream.entry_time_s = _seconds(match[1])
+        elif match := ENTRY_HOST.match(text):
+            stream.entry_host = match[1]
+        elif match := ENTRY_RANK.match(text):
+            stream.entry_rank, stream.entry_local = int(match[1]), int(match[2])
+        elif (match := ENTRY_EXIT.match(text)) and stream.entry_rank is not None:
             rank = stream.entry_rank
             self.facts.name_rank(rank)
             self.facts.exits[rank] = Exit(
                 rank=rank,
-                status=int(found[1]),
+                status=int(match[1]),
                 local_rank=stream.entry_local,
                 host=stream.entry_host,
-                pid=int(found[2] or 0),
+                pid=int(match[2] or 0),
                 from_table=True,
                 time_s=stream.entry_time_s,
             )
