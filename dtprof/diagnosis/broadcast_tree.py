@@ -20,7 +20,7 @@ class Deviation(NamedTuple):
     rank: int
 
 
-def explain(waiting: Mapping[int, str], size: int, roots: Collection[int]) -> set[Deviation]:
+def find_deviations(waiting: Mapping[int, str], size: int, roots: Collection[int]) -> set[Deviation]:
     """Return the deviations of one rank that leave exactly these ranks waiting.
 
     Parameters:
@@ -28,20 +28,20 @@ def explain(waiting: Mapping[int, str], size: int, roots: Collection[int]) -> se
         size: members of the group, ranks from 0.
         roots: the roots that the others may have named.
     """
-    found: set[Deviation] = set()
+    deviations: set[Deviation] = set()
     if len(roots) * size**3 > MOST_WORK:
-        return found
+        return deviations
     for root in roots:
         for rank in range(size):
             others: dict[int, int | None] = dict.fromkeys(range(size), root)
             if rank not in waiting and _waiting({**others, rank: None}) == waiting:
-                found.add(Deviation("skipped", rank))
+                deviations.add(Deviation("skipped", rank))
             if any(_waiting({**others, rank: other}) == waiting for other in range(size) if other != root):
-                found.add(Deviation("root", rank))
+                deviations.add(Deviation("root", rank))
             nobody: dict[int, int | None] = dict.fromkeys(range(size))
             if _waiting({**nobody, rank: root}) == waiting:
-                found.add(Deviation("more", rank))
-    return found
+                deviations.add(Deviation("more", rank))
+    return deviations
 
 
 def tree(rank: int, root: int, size: int) -> tuple[int | None, list[int]]:

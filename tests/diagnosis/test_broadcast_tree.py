@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtprof.diagnosis.broadcast_tree import explain, tree
+from dtprof.diagnosis.broadcast_tree import find_deviations, tree
 
 
 def test_members_send_to_those_a_power_of_two_above() -> None:
@@ -23,9 +23,9 @@ def test_members_send_to_those_a_power_of_two_above() -> None:
     ],
 )
 def test_one_rank_that_deviates_explains_who_waits(waiting: dict[int, str], expected: set[tuple[str, int]]) -> None:
-    assert {(one.how, one.rank) for one in explain(waiting, 4, [0])} == expected
+    assert {(deviation.how, deviation.rank) for deviation in find_deviations(waiting, 4, [0])} == expected
 
 
 def test_groups_that_take_too_long_to_search_are_not_searched() -> None:
-    assert explain({0: "send"}, 4, range(4))
-    assert explain({0: "send"}, 64, [0]) == set()
+    assert find_deviations({0: "send"}, 4, range(4))
+    assert find_deviations({0: "send"}, 64, [0]) == set()

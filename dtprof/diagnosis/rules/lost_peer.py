@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable
 
-from dtprof.diagnosis.broadcast_tree import explain
+from dtprof.diagnosis.broadcast_tree import find_deviations
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
 from dtprof.diagnosis.log_findings.log_rule import Suspicion, log_finding, log_rule
 from dtprof.diagnosis.log_findings.logged_absences import (
@@ -180,7 +180,7 @@ def _in_broadcast(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str])
     # In a loop of broadcasts waiters may stand in different rounds: then no two have passed and wait at one place.
     if not is_plain or len(waits) < len(inside) or together < 2:
         return None
-    causes = explain(waits, len(fronts), range(len(fronts)) if root is None else [root])
+    causes = find_deviations(waits, len(fronts), range(len(fronts)) if root is None else [root])
     if together < len(passed):  # of those that passed one went another way: no need to suspect one that waits
         odd = odd_ones(places)
         causes = {cause for cause in causes if cause.rank in odd} or {cause for cause in causes if cause.how != "more"}
