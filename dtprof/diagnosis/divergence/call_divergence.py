@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.common_callers import cut_callers
@@ -14,7 +15,14 @@ MAX_STACKS = 8
 """Ranks that wait in one collective whose stacks are looked at: they are at the same place."""
 
 
-def align_frames(*calls: tuple[RankState, Operation]) -> tuple[list[Site], list[Site], int | None]:
+class RankCall(NamedTuple):
+    """An operation with the rank that issued it."""
+
+    rank: RankState
+    operation: Operation
+
+
+def align_frames(*calls: RankCall) -> tuple[list[Site], list[Site], int | None]:
     """Return the frames of two calls, outermost first, and where they are in one function at two lines, or None."""
     a, b, common = _align(*([*reversed(frames_of(rank, operation))] for rank, operation in calls))
     return a, b, common if common is not None and is_in_same_function(a[common], b[common]) else None
@@ -105,15 +113,15 @@ def deviating_sites(job: JobState, calls: dict[int, Operation], reference: int) 
     """
     sites = call_sites(calls)
     other = job.ranks[reference]
-    theirs = (other, other.first_blocking) if other.first_blocking is not None else None
+    theirs = RankCall(other, other.first_blocking) if other.first_blocking is not None else None
     for rank, operation in calls.items():
-        caller = _find_caller(job, (job.ranks[rank], operation), theirs) if theirs is not None else None
+        caller = _find_caller(job, RankCall(job.ranks[rank], operation), theirs) if theirs is not None else None
         if caller is not None:
             sites[rank] = caller
     return sites
 
 
-def _find_caller(job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]) -> Site | None:
+def _find_caller(job: JobState, mine: RankCall, theirs: RankCall) -> Site | None:
     a, b, common = align_frames(mine, theirs)
     if common is None:
         return None

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words
+from dtprof.diagnosis.divergence.call_divergence import RankCall
 from dtprof.diagnosis.divergence.sequence_alignment import is_same_call
 from dtprof.diagnosis.divergence.skip_branches import OTHER_ITERATION_ADVICE, depends_on_counter
 from dtprof.diagnosis.divergence.skip_findings import branches_past_by_rank
@@ -44,17 +45,17 @@ def find_other_iteration(job: JobState, skip: Finding, skipped: Operation) -> Fi
     )
 
 
-def find_extra_iteration(job: JobState, skip: Finding, expected: tuple[RankState, Operation]) -> Finding | None:
+def find_extra_iteration(job: JobState, skip: Finding, expected: RankCall) -> Finding | None:
     """Return the finding for ranks in an extra iteration of an inner loop that the others have left.
 
     They are not as many steps further as a later round would be, and have run more iterations than in any round before.
     """
     now = first_blocking_of(job, skip.culprit_ranks)
-    turns = [iterations_by_round(job.ranks[rank].operations, o, expected[1]) or [0] for rank, o in now.items()]
+    turns = [iterations_by_round(job.ranks[rank].operations, o, expected.operation) or [0] for rank, o in now.items()]
     if any(newest <= max(before, default=0) for *before, newest in turns):
         return None
     is_inside = [
-        _repeats_call(job.ranks[rank], o) or is_alone_in_loop(job, expected, (job.ranks[rank], o))
+        _repeats_call(job.ranks[rank], o) or is_alone_in_loop(job, expected, RankCall(job.ranks[rank], o))
         for rank, o in now.items()
     ]
     if len(now) < len(skip.culprit_ranks) or not all(is_inside):
@@ -69,17 +70,17 @@ def _repeats_call(rank: RankState, current: Operation) -> bool:
     return alike and newest[-1] == current and current.step is not None and len({o.step for o in newest}) == 1
 
 
-def extra_iteration_finding(job: JobState, skip: Finding, expected: tuple[RankState, Operation]) -> Finding:
+def extra_iteration_finding(job: JobState, skip: Finding, expected: RankCall) -> Finding:
     """Return the finding for ranks in an extra iteration of a loop, rather than past what they seem to skip."""
     now = first_blocking_of(job, skip.culprit_ranks)
-    first = now[min(now)]
+    first, awaited = now[min(now)], expected.operation
+    wait = "waits" if len(skip.culprit_ranks) == 1 else "wait"
     return replace(
         skip,
         kind="step-mismatch",
-        summary=f"{capitalised(skip.culprit_ranks)} ran one extra loop iteration and "
-        f"{'wait' if len(skip.culprit_ranks) > 1 else 'waits'} in {operation_words(job, first, beside=expected[1])}; "
-        f"{wait_words(skip.waiting_ranks)} after it in "
-        f"{operation_words(job, expected[1], beside=first)}.",
+        summary=f"{capitalised(skip.culprit_ranks)} ran one extra loop iteration and {wait} in "
+        f"{operation_words(job, first, beside=awaited)}; {wait_words(skip.waiting_ranks)} after it in "
+        f"{operation_words(job, awaited, beside=first)}.",
         culprit_call_sites=call_sites(now),
         confidence=min(skip.confidence, 0.8),
         evidence=("no more steps lie between the two calls than without another iteration of the loop around both",),

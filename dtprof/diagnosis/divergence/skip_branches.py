@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS, align_frames, frames_of, is_in_same_function
+from dtprof.diagnosis.divergence.call_divergence import (
+    MAX_STACKS,
+    RankCall,
+    align_frames,
+    frames_of,
+    is_in_same_function,
+)
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
 from dtprof.lint.program_order import SourcePlace
@@ -19,14 +25,14 @@ _ON_COUNTER = " on a counter"
 OTHER_ITERATION_ADVICE = "Compare the iterations at which ranks began, as after a resume, and how often each skips one."
 
 
-def is_ahead_by_counter(job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]) -> bool:
+def is_ahead_by_counter(job: JobState, mine: RankCall, theirs: RankCall) -> bool:
     """Say whether a rank is in a branch that depends on counters alone, before which the others wait in the same loop.
 
     No branch of the source skips their call: then the rank made it in this round, which is another one.
     """
     a, b, common = align_frames(mine, theirs)
     # What a function of the program calls may depend on more than the branch around its own call.
-    if common is None or common < len(a) - 1 or find_branches_past(job, theirs, mine[0], after=None):
+    if common is None or common < len(a) - 1 or find_branches_past(job, theirs, mine.rank, after=None):
         return False
     here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
     if here is None or there is None or not {*here.loops[:1]} <= {*there.loops} or not here.loops:
@@ -40,20 +46,18 @@ def depends_on_counter(word: str) -> bool:
     return word.endswith(_ON_COUNTER)
 
 
-def find_counter_branch(
-    job: JobState, mine: tuple[RankState, Operation], theirs: tuple[RankState, Operation]
-) -> Site | None:
+def find_counter_branch(job: JobState, mine: RankCall, theirs: RankCall) -> Site | None:
     """Return the condition on a counter that a rank in the same loop went past, and the others did not.
 
     Both are at the same position of the group, so that the rank is in its next round. None where others skip it, too.
     """
     a, b, common = align_frames(mine, theirs)
-    if common is None or (mine[1].group, mine[1].seq) != (theirs[1].group, theirs[1].seq):
+    if common is None or (mine.operation.group, mine.operation.seq) != (theirs.operation.group, theirs.operation.seq):
         return None
     here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
     if here is None or there is None or not there.loops or {*there.loops[:1]} != {*here.loops[:1]}:
         return None
-    branches = find_branches_past(job, theirs, mine[0], after=None)
+    branches = find_branches_past(job, theirs, mine.rank, after=None)
     is_counted = bool(branches) and all(depends_on_counter(word) for _, word in branches)
     return branches[0][0] if is_counted and a[common].line < b[common].line else None
 
@@ -71,7 +75,7 @@ def find_handler(job: JobState, rank: RankState) -> tuple[Site, bool] | None:
 
 def find_branches_past(
     job: JobState,
-    made: tuple[RankState, Operation],
+    made: RankCall,
     by: RankState,
     *,
     after: Operation | None,
@@ -95,37 +99,42 @@ def find_branches_past(
     return [(site, word) for site, word in branches if _names_rank(job, site, made)] or branches
 
 
-def _names_rank(job: JobState, branch: Site, made: tuple[RankState, Operation]) -> bool:
+def _names_rank(job: JobState, branch: Site, made: RankCall) -> bool:
     """Say whether a condition of a branch asks which rank it is, be it among other things."""
     places = (job.place_in_source(frame) for frame in frames_of(*made) if is_in_same_function(frame, branch))
     return any(branch.line in place.naming_rank for place in places if place is not None)
 
 
 def _without_usual_conditions(
-    job: JobState, made: tuple[RankState, Operation], by: RankState, branches: list[tuple[Site, str]]
+    job: JobState, made: RankCall, by: RankState, branches: list[tuple[Site, str]]
 ) -> list[tuple[Site, str]]:
     """Return the branches without conditions on the rank, where the rank has met them before."""
     places = [*filter(None, map(job.place_in_source, frames_of(*made)))]
     steady = {line for place in places for line in place.by_rank}
-    if not steady or not any(o.site == made[1].site for o in by.operations):
+    if not steady or not any(o.site == made.operation.site for o in by.operations):
         return branches
     return [(site, word) for site, word in branches if site.line not in steady]
 
 
 def without_single_iterations(
-    job: JobState, made: tuple[RankState, Operation], by: RankState, branches: list[tuple[Site, str]]
+    job: JobState, made: RankCall, by: RankState, branches: list[tuple[Site, str]]
 ) -> list[tuple[Site, str]]:
     """Return the branches without those that skip one iteration of the loop, where a rank skipped all iterations.
 
     As a condition on each parameter of a model: the loop made the call several times in the round before.
     """
-    now, operations = by.first_blocking, made[0].operations
-    at = next((i for i in range(len(operations) - 1, 0, -1) if operations[i] == made[1]), 0)
+    now, operations = by.first_blocking, made.rank.operations
+    at = next((i for i in range(len(operations) - 1, 0, -1) if operations[i] == made.operation), 0)
     calls = [(operation.label, operation.numel) for operation in operations]
     earlier = next((i for i in range(at - 1, 0, -1) if calls[i - 1 : i + 1] == calls[at - 1 : at + 1]), None)
-    if now is None or now.label == made[1].label or earlier is None or operations[earlier + 1].label != made[1].label:
+    if (
+        now is None
+        or now.label == made.operation.label
+        or earlier is None
+        or operations[earlier + 1].label != made.operation.label
+    ):
         return branches
-    a, _, common = align_frames(made, (by, now))
+    a, _, common = align_frames(made, RankCall(by, now))
     for depth in range(len(a) - 1, common if common is not None else len(a), -1):
         if (inside := job.place_in_source(a[depth])) is not None and inside.loops:
             first, last = inside.loops[0]
@@ -145,9 +154,7 @@ def operation_before(rank: RankState, operation: Operation) -> Operation | None:
     return operations[at - 1] if at is not None else None
 
 
-def find_loop_left(
-    job: JobState, inside: tuple[RankState, Operation], past: tuple[RankState, Operation]
-) -> Site | None:
+def find_loop_left(job: JobState, inside: RankCall, past: RankCall) -> Site | None:
     """Return the first line of the outermost loop that a rank left and another is in, but those the source counts."""
     frames, others, common = align_frames(inside, past)
     for at, frame in enumerate(frames[common:] if common is not None else ()):
@@ -170,7 +177,7 @@ def find_exit(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) 
         return None
     made = job.ranks[max(known, key=lambda rank: len(known[rank]))]
     after = operation_before(made, waiting[made.rank])
-    branches = find_branches_past(job, (made, waiting[made.rank]), gone, after=after, has_left=True)
+    branches = find_branches_past(job, RankCall(made, waiting[made.rank]), gone, after=after, has_left=True)
     exits = [site for site, word in branches if word == PROGRAM_EXIT]
     if not exits:
         begins_step = _begins_step(made, after)
@@ -246,11 +253,13 @@ def _took_all_batches(job: JobState, gone: RankState) -> bool:
 
 
 def _find_all_branches(
-    job: JobState, made: tuple[RankState, Operation], by: RankState, after: Operation | None, *, has_left: bool
+    job: JobState, made: RankCall, by: RankState, after: Operation | None, *, has_left: bool
 ) -> list[tuple[Site, str]]:
     now = by.first_blocking
-    a, b, common = align_frames(made, (by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
-    begins_step = _begins_step(made[0], after)
+    a, b, common = (
+        align_frames(made, RankCall(by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
+    )
+    begins_step = _begins_step(made.rank, after)
     if common is not None:
         first = _frame_looped_back(job, a, b, common)
         return _branches_from(job, a, first, b[first], after, begins_step=begins_step)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words, places_of
-from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS, frames_of
+from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS, RankCall, frames_of
 from dtprof.diagnosis.divergence.skip_branches import (
     depends_on_counter,
     find_branches_past,
@@ -100,7 +100,7 @@ def branches_past_by_rank(
         reference = job.ranks[max(stacks, key=lambda r: (waiting[r].site in sites, len(stacks[r])))]
         first = operation_at(reference, skipped.group, skipped.seq) or waiting[reference.rank]
         after = operation_before(reference, first)
-        branches = find_branches_past(job, (reference, waiting[reference.rank]), by, after=after)
+        branches = find_branches_past(job, RankCall(reference, waiting[reference.rank]), by, after=after)
         if len(branches) > MAX_BRANCHES:
             branches = without_counted(branches)
         if len(branches) <= MAX_BRANCHES and find_handler(job, by) is None:

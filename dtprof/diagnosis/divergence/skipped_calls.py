@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from dtprof.diagnosis.divergence.call_divergence import RankCall
 from dtprof.diagnosis.divergence.sequence_alignment import (
     ReferenceProgram,
     find_anchor,
@@ -66,9 +67,9 @@ class Divergence:
         return self.rank.operations[self.actual_at]
 
     @property
-    def calls(self) -> tuple[tuple[RankState, Operation], tuple[RankState, Operation]]:
+    def calls(self) -> tuple[RankCall, RankCall]:
         """Both calls with their ranks, that of the reference first."""
-        return (self.reference, self.expected), (self.rank, self.actual)
+        return RankCall(self.reference, self.expected), RankCall(self.rank, self.actual)
 
     @cached_property
     def steps(self) -> set[int | None]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import PurePath
 
-from dtprof.diagnosis.divergence.call_divergence import align_frames
+from dtprof.diagnosis.divergence.call_divergence import RankCall, align_frames
 from dtprof.diagnosis.divergence.sequence_alignment import is_same_call, steps_between
 from dtprof.diagnosis.divergence.skip_branches import left_loops
 from dtprof.diagnosis.job_state import JobState, RankState
@@ -20,7 +20,7 @@ MAX_CALLERS = 4
 """Frames of a stack, from the caller of the innermost on, whose source is looked at."""
 
 
-def are_called_from_one_line(*calls: tuple[RankState, Operation]) -> bool:
+def are_called_from_one_line(*calls: RankCall) -> bool:
     """Say whether two ranks wait in calls of different functions that one line of the program calls."""
     stacks = [rank.stack.frames if rank.stack is not None else () for rank, _ in calls]
     for frames, (_, operation) in zip(stacks, calls, strict=True):
@@ -45,7 +45,7 @@ def is_called_later(job: JobState, rank: RankState, reference: RankState, wanted
     """
     mine, theirs = (r.stack.frames[1 : 1 + MAX_CALLERS] if r.stack is not None else () for r in (rank, reference))
     if (now := rank.first_blocking) is not None and (awaited := reference.first_blocking) is not None:
-        _, frames, common = align_frames((reference, awaited), (rank, now))
+        _, frames, common = align_frames(RankCall(reference, awaited), RankCall(rank, now))
         mine = mine[: len(frames) - 1 - common] if common is not None else mine  # further out both are at one line
     name = wanted.site.function.rpartition(".")[2] if wanted.site is not None else ""
     usual = {frame.line for frame in theirs}
@@ -66,7 +66,7 @@ def _is_called_after_reference(job: JobState, rank: RankState, reference: RankSt
         return False
     if sum(o.step == now.step and o.label == now.label for r in (rank, reference) for o in r.operations) != 1:
         return False
-    a, b, common = align_frames((reference, theirs), (rank, now))
+    a, b, common = align_frames(RankCall(reference, theirs), RankCall(rank, now))
     if common is None or common + 1 >= len(b) or b[common].line >= a[common].line:
         return False
     here, there = job.place_in_source(b[common]), job.place_in_source(a[common])
@@ -81,9 +81,7 @@ def _is_called_after_reference(job: JobState, rank: RankState, reference: RankSt
     )
 
 
-def is_inside_loop_other_left(
-    job: JobState, inside: tuple[RankState, Operation], past: tuple[RankState, Operation]
-) -> bool:
+def is_inside_loop_other_left(job: JobState, inside: RankCall, past: RankCall) -> bool:
     """Say whether one rank is in a loop of the source, and the other past its end.
 
     The loop is one of the function, or of what it calls there. The one inside has not left it where it would have come
@@ -109,7 +107,7 @@ def is_inside_loop_other_left(
     ]
     branches = {*there[0].branches}.difference(here.branches).union(called)
     is_in_round = any(last >= y for last in ends) or any(place.loops for place in around)
-    return not branches or not is_in_round or past[0].exhausted > inside[0].exhausted
+    return not branches or not is_in_round or past.rank.exhausted > inside.rank.exhausted
 
 
 def waits_past_loop_of(job: JobState, inside: RankState, past: RankState) -> bool:
@@ -118,12 +116,12 @@ def waits_past_loop_of(job: JobState, inside: RankState, past: RankState) -> boo
     Calls of both that met before, as the gathers of sharded parameters do wherever they come from, do not tell that.
     """
     here, there = inside.first_blocking, past.first_blocking
-    return here is not None and there is not None and is_inside_loop_other_left(job, (inside, here), (past, there))
+    if here is None or there is None:
+        return False
+    return is_inside_loop_other_left(job, RankCall(inside, here), RankCall(past, there))
 
 
-def source_always_leads_to(
-    job: JobState, before: tuple[RankState, Operation], past: tuple[RankState, Operation]
-) -> bool:
+def source_always_leads_to(job: JobState, before: RankCall, past: RankCall) -> bool:
     """Say whether the source always comes from the call of one rank to that of the other, as from `try` to `finally`.
 
     Then the other has left out the first call, if only because it raised.
@@ -140,16 +138,18 @@ def source_always_leads_to(
         return True
     if not {*first.loops} <= {*here.loops}:
         return False
-    if any(place.branches for place in known[1:]) and not _made_since(*before, past[1]):
+    if any(place.branches for place in known[1:]) and not _made_since(*before, past.operation):
         return False
     is_around = first.block is not None and first.block[0] <= x <= first.block[1]
     # What a library calls there, as contextlib does, shows the line of the `with` alone: once inside, it is the end.
     has_been_inside = (
-        common == len(b) - 1 and not first.loops and any(is_same_call(o, before[1]) for o in past[0].operations)
+        common == len(b) - 1
+        and not first.loops
+        and any(is_same_call(o, before.operation) for o in past.rank.operations)
     )
     if is_around and (_is_exit_of_with(b, known, common + 1) or has_been_inside):
         return True
-    if steps_between(before[1], past[1]) == 0 and _makes_step_between(job, a[common], b[common]):
+    if steps_between(before.operation, past.operation) == 0 and _makes_step_between(job, a[common], b[common]):
         return False  # it is at the end of the round before
     return any(line == y for _, line in here.following)
 
@@ -191,9 +191,7 @@ def _is_exit_of_with(frames: Sequence[Site], places: Sequence[SourcePlace], at: 
     return frame.function.endswith(("__exit__", "__aexit__")) or 0 < place.yields < frame.line
 
 
-def leaves_round_before(
-    job: JobState, usual: tuple[RankState, Operation], instead: tuple[RankState, Operation], *, after: Operation
-) -> bool:
+def leaves_round_before(job: JobState, usual: RankCall, instead: RankCall, *, after: Operation) -> bool:
     """Say whether the source comes to the call of one rank later in a round, and from that of the other no more.
 
     As from a branch that ends in `continue`, before the calls of the rest of the round.
@@ -216,19 +214,17 @@ def leaves_round_before(
     return after.site.line < min(x, y) and all(line != x for _, line in there.following)
 
 
-def has_looped_back(
-    job: JobState, left_out: tuple[RankState, Operation], again: tuple[RankState, Operation], *, after: Operation
-) -> bool:
+def has_looped_back(job: JobState, skipped: RankCall, again: RankCall, *, after: Operation) -> bool:
     """Say whether a rank came to a call once more, round the loop of the source that holds the call of the other."""
-    a, b, common = align_frames(left_out, again)
-    if common is None or not is_same_call(again[1], after):
+    a, b, common = align_frames(skipped, again)
+    if common is None or not is_same_call(again.operation, after):
         return False
     here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
     is_whole = common == len(b) - 1  # what it calls there may hold a loop of its own
     return here is not None and there is not None and is_whole and {*there.loops[:1]} <= {*here.loops} != set()
 
 
-def is_alone_in_loop(job: JobState, outside: tuple[RankState, Operation], inside: tuple[RankState, Operation]) -> bool:
+def is_alone_in_loop(job: JobState, outside: RankCall, inside: RankCall) -> bool:
     """Say whether one of two ranks is in a loop of the function in which they part, or of what that calls."""
     a, b, common = align_frames(outside, inside)
     if common is None:
@@ -238,15 +234,15 @@ def is_alone_in_loop(job: JobState, outside: tuple[RankState, Operation], inside
     return is_around or any(inner is not None and inner.loops for inner in called)
 
 
-def cannot_have_looped_back(job: JobState, after: tuple[RankState, Operation], rank: RankState) -> bool:
+def cannot_have_looped_back(job: JobState, after: RankCall, rank: RankState) -> bool:
     """Say whether a rank is in a loop of its own before the call of another, and no loop is around both.
 
     Then it makes one more turn, and has not left the call out. Callers in the same folder are looked at.
     """
     now = rank.first_blocking
-    if now is None or after[0].stack is None or rank.stack is None:
+    if now is None or after.rank.stack is None or rank.stack is None:
         return False
-    a, b, common = align_frames(after, (rank, now))
+    a, b, common = align_frames(after, RankCall(rank, now))
     if common is None or b[common].line >= a[common].line:
         return False
     here, there = job.place_in_source(b[common]), job.place_in_source(a[common])

@@ -6,7 +6,7 @@ from dataclasses import replace
 from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.divergence.call_divergence import align_frames
+from dtprof.diagnosis.divergence.call_divergence import RankCall, align_frames
 from dtprof.diagnosis.findings import Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
@@ -243,7 +243,7 @@ def _may_have_skipped(job: JobState, group: GroupId, disagreement: Disagreement)
 def _comes_to_theirs_later(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> bool:
     """Say whether the source has the culprits' call under a condition, and that of the others after it for all."""
     other = next((rank for rank in present if rank not in culprits), culprits[0])
-    a, b, common = align_frames(*((job.ranks[rank], present[rank]) for rank in (culprits[0], other)))
+    a, b, common = align_frames(*(RankCall(job.ranks[rank], present[rank]) for rank in (culprits[0], other)))
     here, there = (job.place_in_source(frames[common]) if common is not None else None for frames in (a, b))
     if here is None or there is None or common is None or not {*there.branches} < {*here.branches}:
         return False

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import first_blocking_of
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS
+from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS, RankCall
 from dtprof.diagnosis.divergence.skip_findings import skip_finding
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, RankState
@@ -41,10 +41,10 @@ def find_left_loop(case: Case) -> Iterator[Finding]:
 
 def _find_new_calls(job: JobState) -> set[object]:
     """Return the labels of collectives in which several ranks wait, and the like of which they have not completed."""
-    calls: dict[object, list[tuple[RankState, Operation]]] = {}
+    calls: dict[object, list[RankCall]] = {}
     for rank in job.ranks.values():
         if (now := rank.first_blocking) is not None and not now.p2p:
-            calls.setdefault(now.label, []).append((rank, now))
+            calls.setdefault(now.label, []).append(RankCall(rank, now))
     return {
         label
         for label, alike in calls.items()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.divergence.call_divergence import frames_of
+from dtprof.diagnosis.divergence.call_divergence import RankCall, frames_of
 from dtprof.diagnosis.divergence.skip_branches import find_branches_past, find_branches_past_iteration, operation_before
 from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, explain, skip_evidence
 from dtprof.diagnosis.job_state import JobState, RankState
@@ -120,7 +120,7 @@ def _find_sender_short(job: JobState, wait: Wait) -> Iterator[Finding]:
     )
     peer = job.ranks[short[0]]
     newest = next((o for o in reversed(peer.operations) if o.p2p and o.channel_end == end), None)
-    yield finding if newest is None else _with_branch(job, finding, (peer, newest), peer, after=None)
+    yield finding if newest is None else _with_branch(job, finding, RankCall(peer, newest), peer, after=None)
 
 
 def find_omitted(case: Case) -> Iterator[Finding]:
@@ -173,7 +173,7 @@ def find_omitted(case: Case) -> Iterator[Finding]:
             # Of a call that has ended the line alone is known, of one that waits at that line its callers, too.
             at_line_of_it = (r for r, of_rank in waits.items() if r != rank and of_rank[0].operation.site == usual.site)
             here = next(at_line_of_it, None)
-            made = (job.ranks[here], waits[here][0].operation) if here is not None else (peer, usual)
+            made = RankCall(peer, usual) if here is None else RankCall(job.ranks[here], waits[here][0].operation)
             yield _with_branch(job, finding, made, peer, after=operation_before(*made) if here is not None else after)
 
 
@@ -300,12 +300,10 @@ def _one_short(job: JobState, wait: Wait, peer: RankState, full: RankState) -> F
         ),
         advice=f"Make the {needed} on rank {peer.rank} in every iteration of the loop: look for a branch around it.",
     )
-    return _with_branch(job, finding, (job.ranks[wait.rank], mine), peer, after=None)
+    return _with_branch(job, finding, RankCall(job.ranks[wait.rank], mine), peer, after=None)
 
 
-def _with_branch(
-    job: JobState, finding: Finding, made: tuple[RankState, Operation], by: RankState, *, after: Operation | None
-) -> Finding:
+def _with_branch(job: JobState, finding: Finding, made: RankCall, by: RankState, *, after: Operation | None) -> Finding:
     """Return a finding with the branch by which its culprit may have skipped a message, where there is one alone."""
     branches = find_branches_past(job, made, by, after=after)
     # The end of its loop is one wherever a rank left that: a line before the message says more.

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.divergence.call_divergence import part_sites
+from dtprof.diagnosis.divergence.call_divergence import RankCall, part_sites
 from dtprof.diagnosis.divergence.other_iterations import (
     describe_fewer_iterations,
     extra_iteration_finding,
@@ -70,7 +70,7 @@ def _compare_with(job: JobState, collective: OpenCollective, reference: RankStat
             advice=(*finding.advice, *_advise_one_order(job, skipped, job.ranks[culprits[0]].first_blocking)),
         )
     finding = find_other_iteration(job, finding, skipped) or finding
-    expected = reference, skipped
+    expected = RankCall(reference, skipped)
     if all(cannot_have_looped_back(job, expected, job.ranks[rank]) for rank in culprits):
         return extra_iteration_finding(job, finding, expected), True
     if fewer or all(skips[rank].fits_steps for rank in culprits):

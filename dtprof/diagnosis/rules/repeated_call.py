@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.divergence.call_divergence import deviating_sites
+from dtprof.diagnosis.divergence.call_divergence import RankCall, deviating_sites
 from dtprof.diagnosis.divergence.skip_branches import (
     OTHER_ITERATION_ADVICE,
     RETRY,
@@ -64,8 +64,8 @@ def find_ahead(case: Case) -> Iterator[Finding]:
     (usual, most), (other, few) = counted.most_common(2)
     ahead = {rank: o for rank, o in waiting.items() if o.label == other}
     others = {rank: o for rank, o in waiting.items() if o.label == usual}
-    reference = (job.ranks[min(others)], others[min(others)])
-    odd = [(job.ranks[rank], o) for rank, o in ahead.items()]
+    reference = RankCall(job.ranks[min(others)], others[min(others)])
+    odd = [RankCall(job.ranks[rank], o) for rank, o in ahead.items()]
     is_ahead = all(is_ahead_by_counter(job, mine, reference) for mine in odd)
     past = {mine[0].rank: site for mine in odd if not is_ahead and (site := find_counter_branch(job, mine, reference))}
     if few < most and (is_ahead or len(past) == few):
@@ -125,7 +125,7 @@ def _may_have_skipped(
 
     As a branch around the backward pass and the optimizer's step, or a `continue` before them.
     """
-    by, made = job.ranks[min(repeated)], (job.ranks[reference], met[reference])
+    by, made = job.ranks[min(repeated)], RankCall(job.ranks[reference], met[reference])
     branches = without_single_iterations(
         job, made, by, find_branches_past(job, made, by, after=repeated[by.rank].first)
     )

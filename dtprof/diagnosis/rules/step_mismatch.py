@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.divergence.call_divergence import deviating_sites, part_sites
+from dtprof.diagnosis.divergence.call_divergence import RankCall, deviating_sites, part_sites
 from dtprof.diagnosis.divergence.sequence_alignment import MAX_SHIFT
 from dtprof.diagnosis.divergence.skip_branches import find_branches_past, operation_before
 from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, explain, group_words, skip_evidence
@@ -589,7 +589,7 @@ def _finding(
 def _with_branch_past(job: JobState, skip: Finding, present: dict[int, Operation]) -> Finding:
     """Name the branches by which ranks skipped a call, where the source has one alone for each of them."""
     usual = next(rank for rank in present if rank not in skip.culprit_ranks)
-    made = (job.ranks[usual], present[usual])
+    made = RankCall(job.ranks[usual], present[usual])
     after = operation_before(*made)
     branches = {
         rank: [site for site, _ in find_branches_past(job, made, job.ranks[rank], after=after)]

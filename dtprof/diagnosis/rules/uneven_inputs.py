@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, places_of, victims
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.divergence.call_divergence import RankCall
 from dtprof.diagnosis.divergence.skip_branches import find_loop_left
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
@@ -136,7 +137,11 @@ def _loops_left(job: JobState, culprits: tuple[int, ...], other: RankState, caus
     sites = dict[int, Site]()
     for culprit in (job.ranks[rank] for rank in culprits):
         calls = ((_call_at(other, cause), _call_at(culprit, cause)), (other.first_blocking, culprit.first_blocking))
-        loops = (find_loop_left(job, (other, a), (culprit, b)) for a, b in calls if a is not None and b is not None)
+        loops = (
+            find_loop_left(job, RankCall(other, a), RankCall(culprit, b))
+            for a, b in calls
+            if a is not None and b is not None
+        )
         if (loop := next(filter(None, loops), None)) is not None:
             sites[culprit.rank] = loop
     return sites

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.diagnosis.divergence.call_divergence import align_frames, frames_of, part_sites
+from dtprof.diagnosis.divergence.call_divergence import RankCall, align_frames, frames_of, part_sites
 from dtprof.diagnosis.job_state import Stack
 from dtprof.records.sites import Site
 from dtprof.records.tables import CrashStack, ExceptionRecord
@@ -30,7 +30,7 @@ def test_a_traceback_that_begins_further_in_is_the_same_place() -> None:
     stack = tuple(Site(file=FILE, line=line, function=name) for name, line in lines)
     died = replace(job.ranks[1], crash=CrashStack(signal=6, t_ns=2, thread="main", frames=stack))
     left = replace(job.ranks[0], exceptions=(raised,))
-    a, b, common = align_frames((left, left.operations[-1]), (died, died.operations[-1]))
+    a, b, common = align_frames(RankCall(left, left.operations[-1]), RankCall(died, died.operations[-1]))
     assert common is not None
     assert (a[common].line, b[common].line) == (10, 20)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.diagnosis.divergence.call_divergence import align_frames, frames_of
+from dtprof.diagnosis.divergence.call_divergence import RankCall, align_frames, frames_of
 from dtprof.diagnosis.divergence.skip_branches import find_exit
 from dtprof.diagnosis.job_state import JobState, Stack
 from dtprof.diagnosis.verdict import decide
@@ -184,8 +184,8 @@ def test_the_stack_of_a_rank_comes_before_what_the_signal_that_ended_it_has_left
     assert [frame.function for frame in frames_of(ended, operation)] == ["average", "main"]
     assert frames_of(replace(ended, stack=None), operation) == left
     qualified = replace(rank.stack, frames=(replace(left[0], function="Lab.f"), left[1])) if rank.stack else None
-    other = (replace(job.ranks[2], stack=qualified), job.ranks[2].open_operations[0])
-    assert align_frames((replace(ended, stack=None), operation), other)[2] is None  # at one line
+    other = RankCall(replace(job.ranks[2], stack=qualified), job.ranks[2].open_operations[0])
+    assert align_frames(RankCall(replace(ended, stack=None), operation), other)[2] is None  # at one line
 
 
 def test_a_handler_around_a_call_may_skip_it_though_its_line_is_later() -> None:
