@@ -110,6 +110,7 @@ def _find_causes(whole: Case) -> tuple[list[Finding], dict[int, Operation]]:
             break
     if len(causes) == 1:
         return [causes[0][0], *others], unexplained
+    causes.sort(key=lambda cause: cause[0].severity != "error")  # work that may yet end, after what never does
     return [*(_limit(cause, explained) for cause, explained in causes), *others], unexplained
 
 

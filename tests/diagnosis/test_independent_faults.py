@@ -2,6 +2,8 @@
 
 import pytest
 
+from dtprof.diagnosis.job_state import Stack
+from dtprof.diagnosis.stack_groups import PythonState
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import judge, message, pair
 
@@ -127,3 +129,22 @@ def test_two_cycles_of_messages_are_two_findings_and_who_waits_for_one_is_not_of
     assert {finding.culprit_ranks: finding.waiting_ranks for finding in verdict.findings} == found
     assert {finding.kind for finding in verdict.findings} == {"p2p-deadlock-cycle"}
     assert verdict.cannot_tell == ()
+
+
+def test_what_never_ends_comes_before_work_that_may_and_only_those_who_wait_for_a_rank_are_said_to() -> None:
+    """All messages have one number: ranks 0 and 1 differ in tags, and rank 3 waits for rank 2, which works."""
+    ranks = pair(4)
+    for t in (0, 100):
+        for sender in (0, 2):
+            message(ranks[sender], "send", sender + 1, t, t + 9, line=4, tag=7)
+            message(ranks[sender + 1], "recv", sender, t, t + 9, line=5, tag=7)
+    message(ranks[3], "recv", 2, 200, line=5, tag=7)
+    message(ranks[0], "send", 1, 210, line=4, tag=8)
+    message(ranks[1], "recv", 0, 210, line=5, tag=7)
+    stack = Stack(state="running", cpu_share=1.0, frames=(), reason="no frames", python_state=PythonState.CHANGED)
+    verdict = judge(ranks, exit_status=None, stacks={2: stack})
+    assert [(finding.kind, finding.culprit_ranks, finding.waiting_ranks) for finding in verdict.findings] == [
+        ("p2p-tag-mismatch", (0,), (1,)),
+        ("long-operation", (2,), (3,)),
+    ]
+    assert verdict.findings[1].summary.endswith("; rank 3 waits for it in recv from rank 2 with tag 7.")

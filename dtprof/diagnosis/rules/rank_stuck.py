@@ -11,6 +11,7 @@ from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, group_words
 from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.p2p_messages import message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import Wait
@@ -48,13 +49,12 @@ def _absent_in_operation(
 ) -> Finding:
     group = job.group(op.group)
     waiting = tuple(sorted(waits.keys() - {rank.rank for rank in absent}))
-    here = tuple(
-        rank
-        for rank in waiting
-        if any((w.operation.group, w.operation.seq, w.operation.p2p) == (op.group, op.seq, op.p2p) for w in waits[rank])
-    )
+    here = tuple(rank for rank in waiting if any(_is_alike(w, op, absent) for w in waits[rank]))
+    place = f"{op.op} #{op.seq} of {group_words(group)}"
+    if op.p2p:
+        place = message_words(op) if len(here) == 1 else "messages"
     return replace(
-        absent_finding(absent, here, f"{op.op} #{op.seq} of {group_words(group)}"),
+        absent_finding(absent, here, place),
         waiting_ranks=waiting,
         group=group,
         op=op.op,
@@ -62,6 +62,14 @@ def _absent_in_operation(
         step=op.step,
         call_sites=call_sites({rank: waits[rank][0].operation for rank in waiting}),
     )
+
+
+def _is_alike(wait: Wait, op: Operation, absent: list[RankState]) -> bool:
+    """Say whether a wait is in a collective, or for a message of an absent rank: each rank numbers its own messages."""
+    waited = wait.operation
+    if op.p2p:
+        return waited.p2p and any(rank.rank in wait.awaited for rank in absent)
+    return (waited.group, waited.seq, waited.p2p) == (op.group, op.seq, False)
 
 
 RULES: Declared = (
