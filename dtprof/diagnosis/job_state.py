@@ -181,6 +181,7 @@ class RankState(RankOperations):
     making_group: Site | None = None  # the call of new_group it is in
     device_phases: tuple[str, ...] = ()  # that its device has begun and not ended
     passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
+    only_pipeline: Pipeline | None = None  # where the rank has one schedule alone, be it that it has trained no step
     long_phases: tuple[LongPhase, ...] = ()
     steps_ended: int | None = None  # optimizer steps that have ended, unless none was recorded
     versions: Mapping[str, str] = field(default_factory=dict)  # by program, torch and Python, where they are known

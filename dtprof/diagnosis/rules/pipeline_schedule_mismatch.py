@@ -22,11 +22,9 @@ def _find_other_plans(job: JobState) -> Finding | None:
 
 
 def _plans(job: JobState) -> dict[int, tuple[str, int]]:
-    return {
-        rank.rank: (rank.passes[-1].plan.schedule, rank.passes[-1].plan.num_microbatches)
-        for rank in job.ranks.values()
-        if rank.passes and rank.passes[-1].plan is not None
-    }
+    """Return the schedule and the number of microbatches of each rank: of its newest step, else of its one schedule."""
+    plans = {rank.rank: rank.passes[-1].plan if rank.passes else rank.only_pipeline for rank in job.ranks.values()}
+    return {rank: (plan.schedule, plan.num_microbatches) for rank, plan in plans.items() if plan is not None}
 
 
 def _find_other_calls(job: JobState) -> Finding | None:

@@ -242,6 +242,7 @@ def rank_state(
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
         device_phases=_device_phases(tables),
         passes=_passes(tables, spans),
+        only_pipeline=next(iter(tables.pipelines.values())) if len(tables.pipelines) == 1 else None,
         steps_ended=_steps_ended(spans_named(tables, spans, events.OPTIMIZER)),
         blocked_share=find_blocked_share(rows, tables),
         leak=growth if growth is not None and growth.leaks else None,

@@ -103,3 +103,20 @@ def test_a_stage_that_is_in_a_barrier_one_step_early_made_fewer(more: int) -> No
             loss(rank, 400, done=False)
     found = found_by("pipeline_schedule_mismatch", build_job(ranks, exit_status=None))
     assert [finding.culprit_ranks for finding in found] == [(2,)] * more
+
+
+@pytest.mark.parametrize(("counts", "culprits"), [((4, 4, 5), [(2,)]), ((4, 4, 4), [])])
+def test_a_stage_that_has_trained_no_step_is_compared_by_its_one_schedule(
+    counts: Sequence[int], culprits: list[tuple[int, ...]]
+) -> None:
+    """Without a loss function stages only go forward: rank 2 alone trains."""
+    ranks = pair(3)
+    for rank, count in zip(ranks, counts, strict=True):
+        rank.pipelines[1] = Pipeline(schedule="GPipe", num_stages=3, stages=(rank.rank,), num_microbatches=count)
+        if rank.rank == 2:
+            rank.span(events.PP_STEP, 0, None, microbatch=1)
+    message(ranks[0], "send", 1, 60, line=4)
+    message(ranks[1], "send", 2, 60, line=4)
+    message(ranks[2], "send", 1, 60, line=4)
+    found = found_by("pipeline_schedule_mismatch", build_job(ranks, exit_status=None))
+    assert [finding.culprit_ranks for finding in found] == culprits
