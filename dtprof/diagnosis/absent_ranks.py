@@ -1,5 +1,8 @@
 """Activity of a rank that others wait for and that is in no operation."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from dtprof.diagnosis.blocked_ranks import places_held_by, seen_at
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
 from dtprof.diagnosis.job_state import RankState
@@ -30,11 +33,21 @@ LONG_WORK = (
 )
 
 
-def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str) -> Finding:
-    """Return the finding for ranks that others wait for in one place, by the activity of the first of them."""
+def absent_finding(
+    absent: list[RankState],
+    waiting: tuple[int, ...],
+    place: str,
+    *,
+    going_on: Mapping[int, float] = MappingProxyType({}),
+) -> Finding:
+    """Return the finding for ranks that others wait for in one place, by the activity of the first of them.
+
+    Parameters:
+        going_on: by rank without a stack: for how many seconds of the wait it went on recording, to the end of the job.
+    """
     culprits = tuple(sorted(rank.rank for rank in absent))
     first = min(absent, key=lambda rank: rank.rank)
-    kind, words, advice, confidence = _what_it_does(first)
+    kind, words, advice, confidence = _what_it_does(first, goes_on=first.rank in going_on)
     after = _thread_exception_words(first) if kind == "rank-stuck" else ""
     words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
     return Finding(
@@ -48,6 +61,11 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
         culprit_call_sites=places_held_by(absent),
         evidence=(
             *(f"rank {rank.rank}: {observed_words(rank)}" for rank in absent[:8]),
+            *(
+                f"rank {rank.rank} went on recording for {going_on[rank.rank]:.0f} s while others waited, to the end"
+                for rank in absent[:8]
+                if rank.rank in going_on
+            ),
             *(words for rank in absent[:8] for words in _describe_thread_exceptions(rank)),
         ),
         advice=(advice, *([DEAD_THREAD] if after else [])),
@@ -55,12 +73,12 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
     )
 
 
-def kind_of_absence(rank: RankState) -> str:
-    """Return the kind of the finding for a rank that others wait for."""
-    return _what_it_does(rank)[0]
+def kind_of_absence(rank: RankState, *, goes_on: bool = False) -> str:
+    """Return the kind of the finding for a rank that others wait for; `goes_on` as `absent_finding` has it."""
+    return _what_it_does(rank, goes_on=goes_on)[0]
 
 
-def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
+def _what_it_does(rank: RankState, *, goes_on: bool) -> tuple[str, str, str, float]:
     stack = rank.stack
     progress = progress_of(rank)
     if rank.has_left:
@@ -69,13 +87,13 @@ def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
     if (frozen := frozen_words(rank)) and not progress:
         return "rank-frozen", f"is {frozen}", "Find out who stopped the process.", 0.95
     for phase, advice in LONG_PHASES.items():
-        if phase in rank.open_phases and (phase != events.EVALUATION or is_working(rank)):
+        if phase in rank.open_phases and (phase != events.EVALUATION or is_working(rank) or goes_on):
             return "long-operation", f"is in a long {phase}", advice, 0.8
     if stack is not None and stack.device_call:
         words = f"is blocked in {stack.device_call}: it waits for its own device, which does not get on,"
         return "rank-stuck", words, DEVICE_ADVICE, 0.9
-    if progress:
-        seen = stack is not None and bool(stack.frames)  # without a stack it may be a loop that has no end
+    if progress or goes_on:
+        seen = goes_on or (stack is not None and bool(stack.frames))  # without a stack it may be a loop that has no end
         return "long-operation", "is still at work outside any collective", LONG_WORK, 0.8 if seen else 0.5
     if stack is not None and stack.python_state == PythonState.ENDLESS:
         words = "is in a loop without an exit, outside any collective,"

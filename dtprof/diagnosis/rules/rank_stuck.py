@@ -16,6 +16,9 @@ from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import Wait
 
+JUST_NOW_NS = 1_000_000_000
+"""Within which the newest record of a rank at work lies, and at least so long after the others began to wait."""
+
 
 def find_absent(case: Case) -> Iterator[Finding]:
     """Give findings for ranks that others wait for and that nothing holds up, one for each kind: errors come first."""
@@ -25,8 +28,9 @@ def find_absent(case: Case) -> Iterator[Finding]:
         idle = [rank for rank in awaited if rank.sees_program and not rank.finished]
         if idle and not wait.any_of_them:
             kinds: dict[str, list[RankState]] = {}
+            going_on = _find_going_on(job, idle, wait.operation.issued_ns)
             for rank in idle:
-                kinds.setdefault(kind_of_absence(rank), []).append(rank)
+                kinds.setdefault(kind_of_absence(rank, goes_on=rank.rank in going_on), []).append(rank)
             for kind in sorted(kinds, key="long-operation".__eq__):
                 yield _absent_in_operation(job, wait.operation, waits, kinds[kind])
             return
@@ -54,7 +58,7 @@ def _absent_in_operation(
     if op.p2p:
         place = message_words(op) if len(here) == 1 else "messages"
     return replace(
-        absent_finding(absent, here, place),
+        absent_finding(absent, here, place, going_on=_find_going_on(job, absent, op.issued_ns)),
         waiting_ranks=waiting,
         group=group,
         op=op.op,
@@ -62,6 +66,23 @@ def _absent_in_operation(
         step=op.step,
         call_sites=call_sites({rank: waits[rank][0].operation for rank in waiting}),
     )
+
+
+def _find_going_on(job: JobState, ranks: list[RankState], since_ns: int) -> dict[int, float]:
+    """Return for how many seconds of a wait ranks without a stack went on recording, where they did so to the end.
+
+    As a rank that evaluates, sample by sample, until the others lose their patience.
+    """
+    ends = [rank.moments[-1] for rank in job.ranks.values() if rank.moments]
+    ends += [error.t_ns for rank in job.ranks.values() for error in rank.exceptions[-1:]]
+    until_ns = max(ends, default=0)
+    return {
+        rank.rank: (rank.moments[-1] - since_ns) / 1e9
+        for rank in ranks
+        if rank.stack is None
+        and rank.moments
+        and until_ns - rank.moments[-1] <= JUST_NOW_NS <= rank.moments[-1] - since_ns
+    }
 
 
 def _is_alike(wait: Wait, op: Operation, absent: list[RankState]) -> bool:

@@ -245,3 +245,17 @@ def test_a_rank_in_a_library_does_not_wait_for_an_unwaited_send(in_library: bool
     assert [finding.culprit_call_sites[2].line for finding in found if finding.culprit_ranks == (2,)] == (
         [line] if line is not None else []
     )
+
+
+@pytest.mark.parametrize(("last_s", "kind"), [(7.5, "long-operation"), (3, "rank-stuck")])
+def test_a_rank_without_a_stack_that_records_to_the_end_is_at_work(last_s: float, kind: str) -> None:
+    """The others wait from second 1 on, and lose their patience in second 8."""
+    second = 1_000_000_000
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks[1:]:
+        rank.op("barrier", second, 8 * second, state="failed", site=rank.site("barrier", line=9))
+        rank.exception(8 * second, "RuntimeError", "Timed out waiting 7000ms for recv operation to complete")
+    for number in range(int(last_s * 2)):
+        ranks[0].span(events.DATA, number * second // 2 + 4000, number * second // 2 + 4100)
+    finding = found_by("rank_stuck", build_job(ranks, exit_status=1))[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
