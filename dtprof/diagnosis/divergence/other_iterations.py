@@ -60,7 +60,12 @@ def find_extra_iteration(job: JobState, skip: Finding, expected: RankCall) -> Fi
     ]
     if len(now) < len(skip.culprit_ranks) or not all(is_inside):
         return None
-    return extra_iteration_finding(job, skip, expected)
+    return extra_iteration_finding(
+        job,
+        skip,
+        expected,
+        "no more steps lie between the two calls than without another iteration of the loop around both",
+    )
 
 
 def _repeats_call(rank: RankState, current: Operation) -> bool:
@@ -70,7 +75,7 @@ def _repeats_call(rank: RankState, current: Operation) -> bool:
     return alike and newest[-1] == current and current.step is not None and len({o.step for o in newest}) == 1
 
 
-def extra_iteration_finding(job: JobState, skip: Finding, expected: RankCall) -> Finding:
+def extra_iteration_finding(job: JobState, skip: Finding, expected: RankCall, evidence: str) -> Finding:
     """Return the finding for ranks in an extra iteration of a loop, rather than past what they seem to skip."""
     now = first_blocking_of(job, skip.culprit_ranks)
     first, awaited = now[min(now)], expected.operation
@@ -83,7 +88,7 @@ def extra_iteration_finding(job: JobState, skip: Finding, expected: RankCall) ->
         f"{operation_words(job, awaited, beside=first)}.",
         culprit_call_sites=call_sites(now),
         confidence=min(skip.confidence, 0.8),
-        evidence=("no more steps lie between the two calls than without another iteration of the loop around both",),
+        evidence=(evidence,),
         advice=("Look for what sets the iterations of this loop, and differs on this rank.",),
     )
 

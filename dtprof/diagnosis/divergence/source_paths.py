@@ -250,5 +250,15 @@ def cannot_have_looped_back(job: JobState, after: RankCall, rank: RankState) -> 
         return False
     callers = (frame for frame in b[:common] if PurePath(frame.file).parent == PurePath(b[common].file).parent)
     around = [*filter(None, map(job.place_in_source, callers))]
-    is_inside = any(last < a[common].line for _, last in here.loops)
+    within = [*filter(None, map(job.place_in_source, b[common + 1 :]))]  # in what the line of the function calls
+    is_inside = any(last < a[common].line for _, last in here.loops) or any(place.loops for place in within)
     return is_inside and not any(place.loops for place in around)
+
+
+def is_later_in_round(job: JobState, first: tuple[RankState, Operation], later: tuple[RankState, Operation]) -> bool:
+    """Say whether the source has the call of one rank after that of another in a loop around both."""
+    a, b, common = align_frames(first, later)
+    if common is None or a[common].line >= b[common].line:
+        return False
+    here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
+    return here is not None and there is not None and not {*here.loops}.isdisjoint(there.loops)

@@ -6,6 +6,7 @@ from dtprof.diagnosis.blocked_ranks import first_blocking_of
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS, RankCall
 from dtprof.diagnosis.divergence.skip_findings import skip_finding
+from dtprof.diagnosis.divergence.source_paths import is_later_in_round
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -19,12 +20,13 @@ def find_left_loop(case: Case) -> Iterator[Finding]:
     """Give findings for ranks that left a round before the collective that always came there, and wait elsewhere.
 
     Several ranks wait together in a collective that was never made before, on another group: what comes after the
-    loop. Their peers keep to the pattern of the loop.
+    loop. Their peers keep to the pattern of the loop. A call that the source has later in the loop is of its round.
     """
     job = case.job
     new = _find_new_calls(job)
     for collective in sorted(case.open_collectives, key=lambda collective: collective.group.ranks) if new else ():
-        expected = next(iter(collective.waiting.values()))
+        member, expected = next(iter(collective.waiting.items()))
+        inside = job.ranks[member], expected
         elsewhere = first_blocking_of(job, collective.absent)
         left = tuple(
             rank
@@ -33,6 +35,7 @@ def find_left_loop(case: Case) -> Iterator[Finding]:
             and now.label in new
             and (usual := usual_operation(job.ranks[rank].operations, now)) is not None
             and usual.label == expected.label
+            and not is_later_in_round(job, inside, (job.ranks[rank], now))
         )
         waiting = [*collective.waiting.items()][:MAX_STACKS]
         if left and all(usual_operation(job.ranks[rank].operations, o) is None for rank, o in waiting):

@@ -15,14 +15,16 @@ from dtprof.diagnosis.divergence.other_iterations import (
 from dtprof.diagnosis.divergence.sequence_alignment import ReferenceProgram, place_of
 from dtprof.diagnosis.divergence.skip_findings import ONE_ORDER, OR_SWAPPED, skip_finding
 from dtprof.diagnosis.divergence.skipped_calls import Skip, find_skipped_call
-from dtprof.diagnosis.divergence.source_paths import cannot_have_looped_back
-from dtprof.diagnosis.findings import Finding
+from dtprof.diagnosis.divergence.source_paths import cannot_have_looped_back, is_later_in_round
+from dtprof.diagnosis.findings import Finding, at_line
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import find_apart
 from dtprof.job.issued_operations import Operation
 from dtprof.job.iteration_pattern import usual_operation
+
+BEFORE_CALL = "no loop is around both calls: from this loop the source has yet to come to the one"
 
 
 def find_skip(case: Case) -> Iterator[Finding]:
@@ -72,7 +74,7 @@ def _compare_with(job: JobState, collective: OpenCollective, reference: RankStat
     finding = find_other_iteration(job, finding, skipped) or finding
     expected = RankCall(reference, skipped)
     if all(cannot_have_looped_back(job, expected, job.ranks[rank]) for rank in culprits):
-        return extra_iteration_finding(job, finding, expected), True
+        return extra_iteration_finding(job, finding, expected, f"{BEFORE_CALL}{at_line(skipped.site)}"), True
     if fewer or all(skips[rank].fits_steps for rank in culprits):
         return finding, True
     if (extra := find_extra_iteration(job, finding, expected)) is not None:
@@ -151,7 +153,9 @@ def _waits_for_rank_off_pattern(job: JobState, rank: RankState, awaited: OpenCol
     left = (
         usual_operation(job.ranks[member].operations, operation)
         for member, operation in awaited.waiting.items()
-        if member in now.group.ranks and job.ranks[member].counts.get((now.group, False), 0) <= now.seq
+        if member in now.group.ranks
+        and job.ranks[member].counts.get((now.group, False), 0) <= now.seq
+        and not is_later_in_round(job, (rank, now), (job.ranks[member], operation))
     )
     return any(usual is not None and usual.label == now.label for usual in left)
 

@@ -7,6 +7,7 @@ operations are those that the others issue a few positions later, or earlier.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from dtprof.job.group_collectives import at_position, checksum, group_tables, is
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.records.codes import DONE
+from dtprof.records.sites import Site
 from dtprof.records.tables import Array
 
 MIN_TAIL = 4
@@ -548,7 +550,11 @@ def _finding(
 ) -> Finding:
     group = job.group(key)
     theirs, mine = _both_sides(job, present, culprits)
+    branches = _branches_past(job, present, culprits)
     skipped = shift.by is not None and shift.by < 0
+    if shift.by is None:
+        # A forward pass that met a backward pass is extra, or that of the next round.
+        skipped = all(branches.values()) and _begins_next_round(job, present, culprits)
     what = (
         f"never made {theirs.op}{at_line(theirs.site)}{_step_words(theirs)}"
         if skipped
@@ -576,7 +582,7 @@ def _finding(
     )
     finding = _with_lines(finding, present)
     if skipped:
-        return _with_branch_past(job, finding, present)
+        return _with_branch_past(finding, branches)
     if shift.by is not None:
         return finding
     # The ranks are still in what they made alone.
@@ -586,15 +592,27 @@ def _finding(
     return replace(finding, culprit_call_sites={**finding.culprit_call_sites, **deviating})
 
 
-def _with_branch_past(job: JobState, skip: Finding, present: dict[int, Operation]) -> Finding:
-    """Name the branches by which ranks skipped a call, where the source has one alone for each of them."""
-    usual = next(rank for rank in present if rank not in skip.culprit_ranks)
+def _branches_past(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> dict[int, list[Site]]:
+    """Return the branches of the source that lead culprits past the call of one of the others."""
+    usual = next(rank for rank in present if rank not in culprits)
     made = RankCall(job.ranks[usual], present[usual])
     after = operation_before(*made)
-    branches = {
-        rank: [site for site, _ in find_branches_past(job, made, job.ranks[rank], after=after)]
-        for rank in skip.culprit_ranks
+    return {
+        rank: [site for site, _ in find_branches_past(job, made, job.ranks[rank], after=after)] for rank in culprits
     }
+
+
+def _begins_next_round(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> bool:
+    """Say whether culprits are at the line to which the others went on from theirs in the round before."""
+    usual = next(rank for rank in present if rank not in culprits)
+    theirs, mine = line_of(present[usual].site), line_of(present[culprits[0]].site)
+    lines = [line_of(o.site) for o in job.ranks[usual].operations if o.issued_ns < present[usual].issued_ns]
+    went_on = (after for before, after in reversed([*pairwise(lines)]) if before == theirs != after)
+    return next(went_on, None) == mine
+
+
+def _with_branch_past(skip: Finding, branches: dict[int, list[Site]]) -> Finding:
+    """Name the branches by which ranks skipped a call, where the source has one alone for each of them."""
     lines = {rank: sites[0] for rank, sites in branches.items() if len(sites) == 1}
     facts = (skip_evidence(rank, site, reason=ONLY_BRANCH) for rank, site in lines.items())
     return replace(skip, culprit_call_sites=skip.culprit_call_sites | lines, evidence=(*skip.evidence, *facts))

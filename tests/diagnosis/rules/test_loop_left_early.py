@@ -1,7 +1,10 @@
 """A rank left a loop before the collective that always came there, and waits in what comes after the loop."""
 
+import pytest
+
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.verdict import decide
+from dtprof.lint.program_order import SourcePlace
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job
 
@@ -40,3 +43,25 @@ def test_each_pair_of_which_one_left_the_loop_before_the_other_is_a_fault_of_its
         ("rank-skipped-collective", (1,), (0,)),
         ("rank-skipped-collective", (3,), (2,)),
     ]
+
+
+@pytest.mark.parametrize(("is_read", "culprits", "line"), [(True, (3,), 20), (False, (0, 1, 2), 10)])
+def test_a_new_call_later_in_the_loop_is_of_its_round_and_skipped_by_who_is_in_the_next(
+    is_read: bool, culprits: tuple[int, ...], line: int
+) -> None:
+    """Four gradients a round at line 10, then a norm at line 20 on a group of its own: rank 3 is at line 10 again."""
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    for rank in ranks:
+        norms = rank.group("1", range(4))
+        for number in range(4):
+            site = rank.site("all_reduce", line=10)
+            rank.op("all_reduce", 10 * number, 10 * number + 5, site=site, nbytes=8, step=0)
+        if rank.rank == 3:
+            rank.op("all_reduce", 100, site=rank.site("all_reduce", line=10), nbytes=8, step=1)
+        else:
+            rank.op("all_reduce", 100, group=norms, site=rank.site("all_reduce", line=20), nbytes=4, step=0)
+    place = SourcePlace(in_loop=True, following=frozenset(), loops=((5, 30),))
+    job = build_job(ranks, exit_status=None, find_place=lambda *_: place if is_read else None)
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", culprits)
+    assert next(iter(finding.call_sites.values())).line == line

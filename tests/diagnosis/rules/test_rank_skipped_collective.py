@@ -922,3 +922,25 @@ def test_calls_of_one_helper_come_in_the_order_of_the_lines_that_call_it(line: i
     finding = decide(build_job(ranks, exit_status=None, find_place=lambda _, at: places.get(at))).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
     assert (OR_SWAPPED in finding.evidence) == may_have_swapped
+
+
+@pytest.mark.parametrize(("loops", "kind"), [(((9, 11),), "step-mismatch"), ((), "rank-skipped-collective")])
+def test_an_extra_iteration_in_a_function_called_before_the_call_of_the_others_skips_nothing(
+    loops: tuple[tuple[int, int], ...], kind: str
+) -> None:
+    """As after a resume from an older checkpoint: rank 1 is in `run`, called at line 15, the others are at line 20."""
+    ranks = pair(3)
+    for rank in ranks:
+        for step in range(4):
+            rank.op("all_reduce", 10 * step, 10 * step + 5, site=rank.site("all_reduce", line=10), nbytes=8, step=step)
+        name, line = ("all_reduce", 10) if rank.rank == 1 else ("barrier", 20)
+        rank.op(name, 100, site=rank.site(name, line=line), nbytes=8 * (line == 10), step=4)
+    stacks = {0: stack(("main", 20)), 1: stack(("run", 10), ("main", 15)), 2: stack(("main", 20))}
+    places = {
+        10: SourcePlace(in_loop=bool(loops), following=frozenset(), loops=loops),
+        15: SourcePlace(in_loop=False, following=frozenset({("barrier", 20)})),
+        20: SourcePlace(in_loop=False, following=frozenset()),
+    }
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))

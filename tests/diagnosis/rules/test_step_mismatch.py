@@ -233,6 +233,31 @@ def test_calls_of_an_extra_pass_are_found_though_they_matched_usual_ones(usual: 
     assert "calls apart" not in finding.summary
 
 
+@pytest.mark.parametrize(
+    ("branches", "own", "kind"),
+    [
+        (((20, "continue"),), "G18 G18 G18 R24", "rank-skipped-collective"),
+        ((), "G18 G18 G18 R24", "step-mismatch"),
+        (((20, "continue"),), "G18 G18 G23 R24", "step-mismatch"),
+    ],
+)
+def test_a_forward_pass_that_meets_a_backward_pass_is_the_next_one_where_the_source_leads_past_the_latter(
+    branches: tuple[tuple[int, str], ...], own: str, kind: str
+) -> None:
+    """Forward passes gather at line 18, backward passes at line 22."""
+    last = "G18 G18 G22 S22"
+    ranks = sharded(last, last, own, usual="G18 G18 G22 G22 G22 S22 S22")
+    places = {
+        18: SourcePlace(in_loop=True, following=frozenset(), loops=((10, 30),)),
+        22: SourcePlace(in_loop=True, following=frozenset(), loops=((10, 30),), ways_past=branches),
+    }
+    job = build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))
+    found = [finding for finding in found_by("step_mismatch", job) if finding.culprit_ranks == (2,)]
+    assert found[0].kind == kind
+    if kind == "rank-skipped-collective":
+        assert found[0].culprit_call_sites[2].line == 20
+
+
 @pytest.mark.parametrize("own", ["R23 R23 R24", "G18 G18 R24", "G23 G18 S24"])
 def test_calls_that_differ_in_operation_or_match_again_are_no_extra_pass(own: str) -> None:
     job = build_job(sharded("G18 G18 S19", "G18 G18 S19", own), exit_status=None)
