@@ -256,9 +256,16 @@ def cannot_have_looped_back(job: JobState, after: RankCall, rank: RankState) -> 
 
 
 def is_later_in_round(job: JobState, first: tuple[RankState, Operation], later: tuple[RankState, Operation]) -> bool:
-    """Say whether the source has the call of one rank after that of another in a loop around both."""
+    """Say whether the source has the call of one rank after that of another in a loop around both.
+
+    Not where the first is in a loop of its own that trains, as over epochs of a policy: the other may have left that.
+    """
     a, b, common = align_frames(first, later)
     if common is None or a[common].line >= b[common].line:
         return False
     here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
-    return here is not None and there is not None and not {*here.loops}.isdisjoint(there.loops)
+    within = [*filter(None, map(job.place_in_source, a[common + 1 :]))]
+    trains = any(place.loops and {name for name, _ in place.following} & {"step", "backward"} for place in within)
+    return (
+        here is not None and there is not None and bool(here.loops) and {*here.loops} <= {*there.loops} and not trains
+    )

@@ -155,9 +155,16 @@ def _waits_for_rank_off_pattern(job: JobState, rank: RankState, awaited: OpenCol
         for member, operation in awaited.waiting.items()
         if member in now.group.ranks
         and job.ranks[member].counts.get((now.group, False), 0) <= now.seq
-        and not is_later_in_round(job, (rank, now), (job.ranks[member], operation))
+        and not _is_new_in_round(job, (rank, now), (job.ranks[member], operation))
     )
     return any(usual is not None and usual.label == now.label for usual in left)
+
+
+def _is_new_in_round(job: JobState, first: tuple[RankState, Operation], later: tuple[RankState, Operation]) -> bool:
+    """Say whether a rank is in a call that it never made before, and that the source has later in the loop."""
+    rank, call = later
+    is_new = all(o.label != call.label or o == call for o in rank.operations)
+    return is_new and is_later_in_round(job, first, later)
 
 
 def _may_have_swapped(job: JobState, reference: RankState, skipped: Operation, rank: RankState) -> bool:
