@@ -255,7 +255,7 @@ def cannot_have_looped_back(job: JobState, after: RankCall, rank: RankState) -> 
     return is_inside and not any(place.loops for place in around)
 
 
-def is_later_in_round(job: JobState, first: tuple[RankState, Operation], later: tuple[RankState, Operation]) -> bool:
+def is_later_in_round(job: JobState, first: RankCall, later: RankCall) -> bool:
     """Say whether the source has the call of one rank after that of another in a loop around both.
 
     Not where the first is in a loop of its own that trains, as over epochs of a policy: the other may have left that.

@@ -26,7 +26,7 @@ def find_left_loop(case: Case) -> Iterator[Finding]:
     new = _find_new_calls(job)
     for collective in sorted(case.open_collectives, key=lambda collective: collective.group.ranks) if new else ():
         member, expected = next(iter(collective.waiting.items()))
-        inside = job.ranks[member], expected
+        inside = RankCall(job.ranks[member], expected)
         elsewhere = first_blocking_of(job, collective.absent)
         left = tuple(
             rank
@@ -35,7 +35,7 @@ def find_left_loop(case: Case) -> Iterator[Finding]:
             and now.label in new
             and (usual := usual_operation(job.ranks[rank].operations, now)) is not None
             and usual.label == expected.label
-            and not is_later_in_round(job, inside, (job.ranks[rank], now))
+            and not is_later_in_round(job, inside, RankCall(job.ranks[rank], now))
         )
         waiting = [*collective.waiting.items()][:MAX_STACKS]
         if left and all(usual_operation(job.ranks[rank].operations, o) is None for rank, o in waiting):

@@ -155,12 +155,12 @@ def _waits_for_rank_off_pattern(job: JobState, rank: RankState, awaited: OpenCol
         for member, operation in awaited.waiting.items()
         if member in now.group.ranks
         and job.ranks[member].counts.get((now.group, False), 0) <= now.seq
-        and not _is_new_in_round(job, (rank, now), (job.ranks[member], operation))
+        and not _is_new_in_round(job, RankCall(rank, now), RankCall(job.ranks[member], operation))
     )
     return any(usual is not None and usual.label == now.label for usual in left)
 
 
-def _is_new_in_round(job: JobState, first: tuple[RankState, Operation], later: tuple[RankState, Operation]) -> bool:
+def _is_new_in_round(job: JobState, first: RankCall, later: RankCall) -> bool:
     """Say whether a rank is in a call that it never made before, and that the source has later in the loop."""
     rank, call = later
     is_new = all(o.label != call.label or o == call for o in rank.operations)
