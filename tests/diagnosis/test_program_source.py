@@ -84,9 +84,10 @@ def test_what_is_kept_is_not_replaced_by_an_edited_file(kept: tuple[Path, Path])
         b"no gzip",
         gzip.compress(b"{}")[:-9],
         gzip.compress(b'{"fields": ["line"], "files": {}}'),
+        gzip.compress(b'{"fields": ["\xff"], "files": {}}'),
         gzip.compress(b"[" * 10**6),
     ],
-    ids=["empty", "foreign", "cut short", "of another dtprof", "hostile"],
+    ids=["empty", "foreign", "cut short", "of another dtprof", "not UTF-8", "hostile"],
 )
 def test_a_kept_program_that_cannot_be_read_counts_as_none(kept: tuple[Path, Path], document: bytes) -> None:
     run, source = kept

@@ -1,5 +1,6 @@
 """The readers that are fuzzed: sound inputs to begin with, and what must hold for any other."""
 
+import gzip
 import json
 import pickle
 import random
@@ -15,6 +16,7 @@ from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.sources.flight_recorder.dump_reader import dump_from
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable
 from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
+from dtprof.diagnosis.sources.program_source import ProgramSource, keep_program
 from dtprof.diagnosis.verdict import decide
 from dtprof.errors import DtprofError, NotADumpError
 from dtprof.interchange.importers.imported_files import import_files
@@ -217,6 +219,50 @@ def _check_run(folder: Path) -> Check:
     return read
 
 
+SOURCE = """\
+import torch.distributed as dist
+
+def train(steps):
+    for step in range(steps):
+        try:
+            dist.barrier()
+        except RuntimeError:
+            dist.all_reduce(step)
+            continue
+"""
+
+
+def _kept_program(folder: Path) -> Path:
+    """Keep the program of a run; return the document."""
+    source, run = folder / "train.py", folder / "kept"
+    source.write_text(SOURCE)
+    for name in ("rank-00000.0", "node-a"):
+        (run / name).mkdir(parents=True, exist_ok=True)
+    site = {"k": "site", "id": 1, "file": str(source), "line": 6, "function": "train"}
+    (run / "rank-00000.0" / paths.STRINGS).write_text(json.dumps(site) + "\n")
+    keep_program(run, "a", source.stat().st_mtime_ns + 1)
+    return run / "node-a" / paths.PROGRAM
+
+
+def _program_seeds(folder: Path) -> list[bytes]:
+    return [gzip.decompress(_kept_program(folder).read_bytes())]
+
+
+def _check_program(folder: Path) -> Check:
+    document = _kept_program(folder)
+    source = str(folder / "train.py")
+
+    def read(data: bytes) -> bool:
+        document.write_bytes(gzip.compress(data, compresslevel=1) if data[:1] == b"{" else data)
+        of_run = ProgramSource(document.parent.parent, 0)
+        places = [place for line in range(10) if (place := of_run.find_place(source, line)) is not None]
+        assert all(place.is_other_branch(place) is False for place in places)
+        assert all(handler.line == int(handler.line) for handler in of_run.find_handlers(source).values())
+        return bool(places)
+
+    return read
+
+
 _JSON_WORDS = (b"null", b"-1", b"1e999", b"NaN", b'""', b"[]", b"{}", b"18446744073709551616", b'"\\ud800"', b"true")
 
 TARGETS: dict[str, Target] = {
@@ -227,6 +273,7 @@ TARGETS: dict[str, Target] = {
     "xplane": Target(seeds=_sample("xplane"), check=_check_import, max_bytes=2048),
     "xla": Target(seeds=_sample("xla"), check=_check_import, words=_JSON_WORDS),
     "stragglers": Target(seeds=_table_seeds, check=_check_table, max_bytes=16384),
+    "program": Target(seeds=_program_seeds, check=_check_program, words=_JSON_WORDS),
     "run": Target(seeds=_run_seeds, check=_check_run, max_bytes=schema.HEADER_SIZE + 600, words=_JSON_WORDS),
 }
 

@@ -24,6 +24,8 @@ from dtprof.records.user_files import is_user_file
 
 MAX_FILES = 64
 """Source files that are kept of one host: a bound on the time of a launcher that has ended its job."""
+MAX_RANKS = 256
+"""Ranks whose records are asked for source files: those of a host, mostly alike."""
 MAX_BYTES = 16_000_000
 """Of a kept document, unpacked; a larger one is not read."""
 _FIELDS = tuple(field.name for field in (*fields(SourcePlace), *fields(Handler)))
@@ -103,7 +105,7 @@ def _recorded_files(run: Path) -> set[str]:
     """Return the files of the user's that hold a call site, or a frame that leads to one."""
     return {
         file
-        for strings in run.glob(f"rank-*/{paths.STRINGS}")
+        for strings in islice(run.glob(f"rank-*/{paths.STRINGS}"), MAX_RANKS)
         for row in json_lines(strings, [])
         if row.get("k") in ("site", "frame") and is_user_file(file := str(row.get("file", "")))
     }
@@ -124,7 +126,7 @@ def _read_kept(document: Path) -> dict[str, _SourceFile]:
         with gzip.open(document) as stream:
             data = stream.read(MAX_BYTES + 1)
         program = msgspec.json.decode(data, type=_KeptProgram)
-    except (OSError, EOFError, zlib.error, msgspec.MsgspecError, RecursionError):
+    except (OSError, EOFError, zlib.error, ValueError, msgspec.MsgspecError, RecursionError):
         return {}
     return program.files if program.fields == _FIELDS else {}
 
