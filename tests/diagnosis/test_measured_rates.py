@@ -47,7 +47,7 @@ def at_lines(first: int, second: int, *, is_known: bool, are_ordered: bool = Tru
 
     def place(_: str, line: int) -> SourcePlace | None:
         branches = () if are_ordered else ((line, line),)
-        return SourcePlace(in_loop=True, following=frozenset(), branches=branches) if is_known else None
+        return SourcePlace(in_loop=are_ordered, following=frozenset(), branches=branches) if is_known else None
 
     (finding,) = found_by("rank_skipped_collective", build_job(ranks, find_place=place))[:1]
     return finding.confidence, OR_SWAPPED in finding.evidence

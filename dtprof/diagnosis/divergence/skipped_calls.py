@@ -20,6 +20,7 @@ from dtprof.diagnosis.divergence.sequence_alignment import (
 )
 from dtprof.diagnosis.divergence.source_paths import (
     are_called_from_one_line,
+    has_begun_next_round,
     has_looped_back,
     is_alone_in_loop,
     is_called_later,
@@ -290,7 +291,8 @@ def _is_past_loop_of_waiting_reference(d: Divergence) -> bool:
 def _looped_back(d: Divergence) -> bool:
     if not d.is_usual or not d.actual_at:
         return False
-    return has_looped_back(d.job, *d.calls, after=d.rank.operations[d.actual_at - 1])
+    before = d.rank.operations[d.actual_at - 1]
+    return has_looped_back(d.job, *d.calls, after=before) or has_begun_next_round(d.job, *d.calls, after=before)
 
 
 def _took_branch_out_of_round(d: Divergence) -> bool:
@@ -314,7 +316,7 @@ SIGNS_OF_SOURCE: tuple[Callable[[Divergence], bool], ...] = (
     # The two calls completed against each other, and only what the ranks wait in now shows it.
     _is_past_loop_of_waiting_reference,
     _is_past_in_source,
-    # The rank came round the loop to the call it had just made.
+    # The rank came round the loop, to the call it had just made or to an earlier one.
     _looped_back,
     # It is in a branch from which the source does not come to the expected call in this round.
     _took_branch_out_of_round,

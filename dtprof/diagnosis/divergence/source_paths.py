@@ -224,14 +224,32 @@ def has_looped_back(job: JobState, skipped: RankCall, again: RankCall, *, after:
     return here is not None and there is not None and is_whole and {*there.loops[:1]} <= {*here.loops} != set()
 
 
+def has_begun_next_round(job: JobState, skipped: RankCall, now: RankCall, *, after: Operation) -> bool:
+    """Say whether a rank is in an earlier line of a loop around both calls, after one that lies between the two.
+
+    It has passed the call of the other on its way round the loop.
+    """
+    a, b, common = align_frames(skipped, now)
+    before, mine, parted = align_frames(RankCall(now.rank, after), now)
+    if common is None or parted is None or len(mine) - parted != len(b) - common:
+        return False
+    if not b[common].line < before[parted].line < a[common].line:
+        return False
+    places = [*map(job.place_in_source, (a[common], b[common], before[parted]))]
+    return bool(set.intersection(*({*place.loops} if place is not None else set() for place in places)))
+
+
 def is_alone_in_loop(job: JobState, outside: RankCall, inside: RankCall) -> bool:
-    """Say whether one of two ranks is in a loop of the function in which they part, or of what that calls."""
+    """Say whether one of two ranks is in a loop of the function in which they part, or of what that calls.
+
+    The loop of a generator is none of its own: whoever takes what it yields is in it as well.
+    """
     a, b, common = align_frames(outside, inside)
     if common is None:
         return False
     place, *called = map(job.place_in_source, b[common:])
     is_around = place is not None and any(not first <= a[common].line <= last for first, last in place.loops)
-    return is_around or any(inner is not None and inner.loops for inner in called)
+    return is_around or any(inner is not None and inner.loops and not inner.yields for inner in called)
 
 
 def cannot_have_looped_back(job: JobState, after: RankCall, rank: RankState) -> bool:
@@ -248,6 +266,8 @@ def cannot_have_looped_back(job: JobState, after: RankCall, rank: RankState) -> 
     here, there = job.place_in_source(b[common]), job.place_in_source(a[common])
     if here is None or there is None or {*here.loops} & {*there.loops}:
         return False
+    if any(first == b[common].line for first, _ in there.loops):
+        return False  # what it iterates over, as a generator: the other is in a round of that loop
     callers = (frame for frame in b[:common] if PurePath(frame.file).parent == PurePath(b[common].file).parent)
     around = [*filter(None, map(job.place_in_source, callers))]
     within = [*filter(None, map(job.place_in_source, b[common + 1 :]))]  # in what the line of the function calls
@@ -269,3 +289,12 @@ def is_later_in_round(job: JobState, first: RankCall, later: RankCall) -> bool:
     return (
         here is not None and there is not None and bool(here.loops) and {*here.loops} <= {*there.loops} and not trains
     )
+
+
+def are_branches_in_loop(job: JobState, a: Site | None, b: Site | None) -> bool:
+    """Say whether a loop makes the one or the other of two calls for each of its items, by the branches of one `if`.
+
+    Its items come in another order where two ranks make both in turn: without one of them the loop would be shorter.
+    """
+    here, there = job.place_in_source(a), job.place_in_source(b)
+    return here is not None and there is not None and here.in_loop and here.is_other_branch(there)

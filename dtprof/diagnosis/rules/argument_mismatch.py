@@ -7,6 +7,8 @@ from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.divergence.call_divergence import RankCall, align_frames
+from dtprof.diagnosis.divergence.skip_findings import ONE_ORDER
+from dtprof.diagnosis.divergence.source_paths import are_branches_in_loop
 from dtprof.diagnosis.findings import Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
@@ -28,6 +30,9 @@ WORDS = {
     "numel": "sizes",
     "sizes": "split sizes",
 }
+OR_SKIPPED = (
+    "the two calls are branches of one `if` in a loop: the rank went through its items in another order, or lacks one"
+)
 
 
 def find_mismatches(case: Case) -> list[Finding]:
@@ -99,6 +104,9 @@ def _finding(job: JobState, group_id: GroupId, disagreement: Disagreement) -> Fi
     is_other_call = is_again or _is_other_call(job, group_id, disagreement)
     comes_later = _comes_to_theirs_later(job, calls, culprits)
     may_have_skipped = _may_have_skipped(job, group_id, disagreement)
+    is_of_loop = disagreement.argument == "op" and are_branches_in_loop(
+        job, calls[culprits[0]].site, calls[_usual_rank(disagreement)].site
+    )
     group, sites = job.group(group_id), call_sites(calls)
     passed = all(operation.done for operation in calls.values())
     evidence = (
@@ -107,13 +115,14 @@ def _finding(job: JobState, group_id: GroupId, disagreement: Disagreement) -> Fi
         *_caveats(disagreement, passed=passed),
         *(_later_words(culprits) if comes_later else ()),
         *(_skip_words(culprits) if may_have_skipped else ()),
+        *([OR_SKIPPED] if is_of_loop and not passed else []),
     )
     return Finding(
         kind=agreement.KINDS["op" if is_other_call else disagreement.argument],
         summary=_summarise(group_words(group), disagreement, is_other_call=is_other_call, is_again=is_again),
         culprit_ranks=culprits,
         waiting_ranks=() if passed else tuple(sorted({*victims(job, {*culprits}), *calls}.difference(culprits))),
-        confidence=0.6 if may_have_skipped else 0.75 if disagreement.is_new else 0.6 if disagreement.is_tie else 0.9,
+        confidence=_grade(disagreement, may_have_skipped=may_have_skipped, is_of_loop=is_of_loop),
         group=group,
         op=calls[_usual_rank(disagreement)].op,
         seq=disagreement.seq,
@@ -121,8 +130,17 @@ def _finding(job: JobState, group_id: GroupId, disagreement: Disagreement) -> Fi
         call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
         evidence=evidence,
-        advice=(_advise(sites, culprits, is_own_call=comes_later or (is_other_call and not is_again)),),
+        advice=(
+            _advise(sites, culprits, is_own_call=comes_later or (is_other_call and not is_again)),
+            *([ONE_ORDER] if is_of_loop else []),
+        ),
     )
+
+
+def _grade(disagreement: Disagreement, *, may_have_skipped: bool, is_of_loop: bool) -> float:
+    if may_have_skipped or disagreement.is_tie:
+        return 0.6
+    return 0.7 if is_of_loop else 0.75 if disagreement.is_new else 0.9
 
 
 def _usual_rank(disagreement: Disagreement) -> int:

@@ -125,14 +125,14 @@ def _tags_of_others(job: JobState, operations: dict[int, Operation]) -> set[int]
 def _met_with(job: JobState, rank: int, operation: Operation) -> list[int]:
     """Return the peers with which the rank, at this line, completed all tags that it did with this one, and this tag.
 
-    As a server does that counts the rounds of all its workers.
+    As a server does that counts the rounds of all its workers; this may be its first message with one of them.
     """
     tags: dict[int, set[int]] = {}
     for o in job.ranks[rank].operations:
         if o.p2p and o.done and o.site is not None and (o.op, o.site) == (operation.op, operation.site):
             tags.setdefault(o.peer_rank, set()).add(o.tag)
     own = tags.pop(operation.peer_rank, set())
-    if not own or operation.tag in own:
+    if operation.tag in own:
         return []
     return sorted(peer for peer, met in tags.items() if own | {operation.tag} <= met)
 

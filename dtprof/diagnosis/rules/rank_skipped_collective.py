@@ -15,7 +15,7 @@ from dtprof.diagnosis.divergence.other_iterations import (
 from dtprof.diagnosis.divergence.sequence_alignment import ReferenceProgram, place_of
 from dtprof.diagnosis.divergence.skip_findings import ONE_ORDER, OR_SWAPPED, skip_finding
 from dtprof.diagnosis.divergence.skipped_calls import Skip, find_skipped_call
-from dtprof.diagnosis.divergence.source_paths import cannot_have_looped_back, is_later_in_round
+from dtprof.diagnosis.divergence.source_paths import are_branches_in_loop, cannot_have_looped_back, is_later_in_round
 from dtprof.diagnosis.findings import Finding, at_line
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
@@ -65,6 +65,9 @@ def _compare_with(job: JobState, collective: OpenCollective, reference: RankStat
     fewer = fewer if all(fewer) else []
     finding = replace(finding, evidence=(*fewer, *finding.evidence))
     if all(_may_have_swapped(job, reference, skipped, job.ranks[rank]) for rank in culprits):
+        now = job.ranks[culprits[0]].first_blocking
+        if now is not None and now.op != skipped.op and are_branches_in_loop(job, now.site, skipped.site):
+            return None  # another order of the items of the loop
         finding = replace(
             finding,
             confidence=0.7 if len(others) > 1 else 0.6,

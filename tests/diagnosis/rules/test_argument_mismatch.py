@@ -1,6 +1,7 @@
 """Members of a collective disagree on operation, root, type, reduction or sizes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -352,3 +353,27 @@ def test_a_barrier_that_no_rank_has_come_to_may_be_the_end_of_a_loop_left_early_
     finding = found_by("argument_mismatch", job)[0]
     assert (finding.kind, finding.culprit_ranks, finding.confidence) == ("collective-order-mismatch", (1,), sure)
     assert any("may as well have skipped" in fact for fact in finding.evidence) is (sure == 0.6)
+
+
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_branches_of_one_if_in_a_loop_come_in_another_order(in_loop: bool) -> None:
+    """A loop over meters reduces one and gathers another, in each of three rounds; rank 0 begins with the other one."""
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks:
+        calls = [("all_reduce", 11), ("all_gather", 9)]
+        for number in range(3):
+            for nth, (name, line) in enumerate(calls):
+                t = STEP * number + 300 + 20 * nth
+                rank.op(name, t, t + 9, site=rank.site(name, line=line), nbytes=8, step=number)
+        name, line = calls[rank.rank == 0]
+        rank.op(name, 4 * STEP, site=rank.site(name, line=line), nbytes=8, step=3)
+    loops = ((7, 12),) if in_loop else ()
+    place = SourcePlace(in_loop=in_loop, following=frozenset(), loops=loops, conditions=(8,))
+    places = {line: replace(place, branches=((line, line),)) for line in (9, 11)}
+    job = build_job(ranks, exit_status=None, find_place=lambda _, line: places.get(line))
+    assert bool(found_by("rank_skipped_collective", job)) is not in_loop
+    if in_loop:
+        finding = found_by("argument_mismatch", job)[0]
+        assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (0,))
+        assert finding.confidence == 0.7
+        assert finding.advice[-1].startswith("If a loop makes both calls, go through it in one order")

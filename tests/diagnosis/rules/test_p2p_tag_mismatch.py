@@ -107,3 +107,17 @@ def test_in_a_ring_that_counts_its_rounds_the_rank_with_a_tag_of_its_own_is_name
     found = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))
     finding = next(one for one in found if {*one.culprit_ranks} <= {1, 2})
     assert finding.culprit_ranks == culprits
+
+
+@pytest.mark.parametrize(("first", "culprits"), [(0, (2,)), (3, (0, 2))])
+def test_a_worker_whose_first_message_has_another_tag_than_that_of_another_is_named(
+    first: int, culprits: tuple[int, ...]
+) -> None:
+    """Rank 0 receives a loss of each worker with the number of the epoch as tag; rank 2 resumed in the next epoch."""
+    ranks = pair(3)
+    message(ranks[1], "send", 0, 10, 19, line=4, tag=first)
+    message(ranks[0], "recv", 1, 10, 19, line=5, tag=first)
+    message(ranks[2], "send", 0, 20, line=4, tag=1)
+    message(ranks[0], "recv", 2, 20, line=5, tag=0)
+    finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
+    assert finding.culprit_ranks == culprits

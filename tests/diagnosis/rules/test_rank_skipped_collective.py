@@ -944,3 +944,51 @@ def test_an_extra_iteration_in_a_function_called_before_the_call_of_the_others_s
     job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
     finding = decide(job).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+
+
+@pytest.mark.parametrize(("line", "is_found"), [(30, True), (50, False)])
+def test_a_rank_at_the_begin_of_a_loop_again_after_a_call_before_the_skipped_one_skipped_it(
+    line: int, is_found: bool
+) -> None:
+    """Epochs train at line 20, evaluate at line 30 or 50, and gather at line 40 what is saved, for the first time."""
+    ranks = pair(3)
+    for rank in ranks:
+        for number in range(3):
+            site = rank.site("all_reduce", line=20)
+            rank.op("all_reduce", 10 * number, 10 * number + 5, site=site, nbytes=64, step=number)
+        rank.op("all_reduce", 40, 45, site=rank.site("all_reduce", line=line), nbytes=8, step=3)
+        name, at = ("all_reduce", 20) if rank.rank == 1 else ("all_gather", 40)
+        rank.op(name, 100, site=rank.site(name, line=at), nbytes=64, step=3)
+    place = SourcePlace(in_loop=True, following=frozenset(), loops=((10, 60),))
+    job = build_job(ranks, exit_status=None, find_place=lambda *_: place)
+    found = [finding.culprit_ranks for finding in found_by("rank_skipped_collective", job)]
+    assert found == ([(1,)] if is_found else [])
+
+
+@pytest.mark.parametrize(("yields", "kind"), [(12, "rank-skipped-collective"), (0, "step-mismatch")])
+def test_the_loop_of_a_generator_is_that_of_who_takes_what_it_yields(yields: int, kind: str) -> None:
+    """A generator scatters at line 10 and yields; who loops over it at line 20 steps, and gathers at line 25."""
+    ranks = pair(3)
+    for rank in ranks:
+        for number in range(3):
+            t = 100 * number
+            rank.op("reduce_scatter", t, t + 5, site=rank.site("reduce_scatter", line=10), nbytes=64, step=number)
+            rank.op("all_gather", t + 20, t + 25, site=rank.site("all_gather", line=25), nbytes=64, step=number + 1)
+        rank.op("reduce_scatter", 300, 305, site=rank.site("reduce_scatter", line=10), nbytes=64, step=3)
+        name, line, step = ("reduce_scatter", 10, 3) if rank.rank == 1 else ("all_gather", 25, 4)
+        rank.op(name, 400, site=rank.site(name, line=line), nbytes=64, step=step)
+    inside, outside = stack(("shards", 10), ("main", 20)), stack(("main", 25))
+    places = {
+        10: SourcePlace(in_loop=True, following=frozenset(), loops=((8, 12),), yields=yields),
+        20: SourcePlace(in_loop=False, following=frozenset()),
+        25: SourcePlace(
+            in_loop=True,
+            following=frozenset(),
+            loops=((20, 26),) if yields else (),
+            ways_past=((22, "continue"),) if yields else (),
+        ),
+    }
+    stacks = {0: outside, 1: inside, 2: outside}
+    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, line: places.get(line))
+    finding = decide(job).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
