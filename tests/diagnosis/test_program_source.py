@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.diagnosis.job_state import Handler
-from dtprof.diagnosis.sources.program_source import ProgramSource, keep_program
+from dtprof.diagnosis.sources.program_source import REQUIRED, ProgramSource, keep_program
 from dtprof.diagnosis.verdict import decide
 from tests.diagnosis.judging import build_job, gradients, with_loaders
 
@@ -69,6 +69,16 @@ def test_what_a_failed_job_keeps_of_its_program_outlives_an_edit(kept: tuple[Pat
         10: Handler(text="except RuntimeError", line=9, call="            dist.barrier()")
     }
     assert not of_run.was_changed(str(source))
+
+
+def test_a_program_kept_by_a_later_dtprof_is_read_and_one_that_lacks_a_field_is_not(kept: tuple[Path, Path]) -> None:
+    run, source = kept
+    document = run / "node-a" / "program.json.gz"
+    program = json.loads(gzip.decompress(document.read_bytes()))
+    assert set(program["fields"]) >= REQUIRED
+    for names, is_read in (([*program["fields"], "calls"], True), (program["fields"][1:], False)):
+        document.write_bytes(gzip.compress(json.dumps(program | {"fields": names}).encode()))
+        assert (ProgramSource(run, STARTED_NS).find_place(str(source), 8) is not None) is is_read
 
 
 def test_what_is_kept_is_not_replaced_by_an_edited_file(kept: tuple[Path, Path]) -> None:

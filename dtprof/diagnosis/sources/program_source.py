@@ -29,6 +29,14 @@ MAX_RANKS = 256
 MAX_BYTES = 16_000_000
 """Of a kept document, unpacked; a larger one is not read."""
 _FIELDS = tuple(field.name for field in (*fields(SourcePlace), *fields(Handler)))
+REQUIRED = frozenset(
+    (
+        *("in_loop", "following", "loops", "branches", "block", "yields", "conditions", "counted", "by_rank"),
+        *("naming_rank", "fixed_loops", "endless_loops", "ways_past", "handler"),
+        *("text", "line", "call", "is_finally"),
+    )
+)
+"""Fields whose absence would say that a place has none of these. What is added later has a default for `not known`."""
 
 _Fact = TypeVar("_Fact")
 
@@ -44,7 +52,7 @@ class _SourceFile(msgspec.Struct):
 
 
 class _KeptProgram(msgspec.Struct):
-    """What a node keeps. Of another dtprof, which asks for other things, nothing is read."""
+    """What a node keeps, and which fields that dtprof knew."""
 
     fields: tuple[str, ...]
     files: dict[str, _SourceFile]
@@ -128,7 +136,7 @@ def _read_kept(document: Path) -> dict[str, _SourceFile]:
         program = msgspec.json.decode(data, type=_KeptProgram)
     except (OSError, EOFError, zlib.error, ValueError, msgspec.MsgspecError, RecursionError):
         return {}
-    return program.files if program.fields == _FIELDS else {}
+    return program.files if REQUIRED.issubset(program.fields) else {}
 
 
 def _was_changed(file: Path, started_realtime_ns: int) -> bool:
