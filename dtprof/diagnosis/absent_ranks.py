@@ -27,6 +27,10 @@ LIVING_THREAD = (
     "launcher sees its end."
 )
 DEAD_THREAD = "If it waits for data from the thread that raised, have that thread pass its exception on."
+JOINED_BEFORE = (
+    "It has joined before: a group that is made again may meet what torchrun's store still holds of the first. Join "
+    "once, or pass a store with a prefix of its own each time."
+)
 LONG_WORK = (
     "Let it finish, or do not make the others wait: do it before training, share it among the ranks, or raise the "
     "timeout of the group."
@@ -49,7 +53,8 @@ def absent_finding(
     first = min(absent, key=lambda rank: rank.rank)
     kind, words, advice, confidence = _what_it_does(first, goes_on=first.rank in going_on)
     after = _thread_exception_words(first) if kind == "rank-stuck" else ""
-    words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
+    if len(absent) > 1:
+        words = words.replace("is ", "are ", 1).replace("has ", "have ", 1).replace("does not", "do not")
     return Finding(
         kind=kind,
         severity="warning" if kind == "long-operation" else "error",
@@ -86,6 +91,9 @@ def _what_it_does(rank: RankState, *, goes_on: bool) -> tuple[str, str, str, flo
         return "rank-exited", words, LIVING_THREAD, 0.9
     if (frozen := frozen_words(rank)) and not progress:
         return "rank-frozen", f"is {frozen}", "Find out who stopped the process.", 0.95
+    if rank.in_init:
+        advice = JOINED_BEFORE if rank.groups else "Look at what the other members of its group passed to it."
+        return "rank-never-joined", "has not come out of init_process_group", advice, 0.7
     for phase, advice in LONG_PHASES.items():
         if phase in rank.open_phases and (phase != events.EVALUATION or is_working(rank) or goes_on):
             return "long-operation", f"is in a long {phase}", advice, 0.8

@@ -6,11 +6,11 @@ from dtprof.diagnosis.job_state import JobState
 from dtprof.job.issued_operations import Operation
 
 
-def message_words(operation: Operation) -> str:
-    """Return `send to rank 3 with tag 7`."""
+def message_words(operation: Operation, *, with_any_tag: bool = False) -> str:
+    """Return `send to rank 3 with tag 7`; tag 0, the default of torch, only on demand."""
     peer = operation.peer_rank
     other = "any rank" if peer < 0 else f"rank {peer}"
-    tag = f" with tag {operation.tag}" if operation.tag else ""
+    tag = f" with tag {operation.tag}" if operation.tag or with_any_tag else ""
     return f"{operation.op} {'to' if operation.op == 'send' else 'from'} {other}{tag}"
 
 

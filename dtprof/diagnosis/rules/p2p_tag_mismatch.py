@@ -1,5 +1,6 @@
 """Both ends of a message wait, with different tags."""
 
+import functools
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -11,6 +12,8 @@ from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import has_come
+
+_words = functools.partial(message_words, with_any_tag=True)
 
 
 def _opposite(job: JobState, rank: int, operation: Operation) -> list[Operation]:
@@ -46,7 +49,7 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
                 guilty = [r for r, o in operations.items() if _is_unheard_of(job, r, o)]
             if len(guilty) != 1 and len(tags := _tags_of_others(job, operations)) == 1:
                 guilty = [r for r, o in operations.items() if o.tag not in tags]
-            facts = [f"rank {r}: {message_words(o)}{at_line(o.site)}" for r, o in sorted(operations.items())]
+            facts = [f"rank {r}: {_words(o)}{at_line(o.site)}" for r, o in sorted(operations.items())]
             advice = "Give both ends the same tag."
             if len(guilty) == 1 and len(tags) == 1:
                 facts.append(f"the other ranks are at tag {tags.pop()} here")
@@ -61,7 +64,7 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
             yield message_finding(
                 "p2p-tag-mismatch",
                 f"{capitalised([wait.rank])} and {list_ranks([peer])} wait for each other with different tags: "
-                f"{message_words(mine)}{at_line(mine.site)}, {message_words(other)}{at_line(other.site)}.",
+                f"{_words(mine)}{at_line(mine.site)}, {_words(other)}{at_line(other.site)}.",
                 job=job,
                 operations=operations,
                 culprits=culprits,
@@ -93,8 +96,8 @@ def find_untaken_tag(case: Case) -> Iterator[Finding]:
             culprit, other = (peer.rank, wait.rank) if is_new[0] else (wait.rank, peer.rank)
             yield message_finding(
                 "p2p-tag-mismatch",
-                f"Rank {wait.rank} waits in {message_words(mine)}{at_line(mine.site)}; rank {peer.rank} sent it a "
-                f"message that nobody takes: {message_words(sent)}{at_line(sent.site)}.",
+                f"Rank {wait.rank} waits in {_words(mine)}{at_line(mine.site)}; rank {peer.rank} sent it a "
+                f"message that nobody takes: {_words(sent)}{at_line(sent.site)}.",
                 job=job,
                 operations={wait.rank: mine, peer.rank: sent},
                 culprits=(culprit,),

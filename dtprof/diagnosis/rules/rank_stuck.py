@@ -95,7 +95,7 @@ def _is_alike(wait: Wait, op: Operation, absent: list[RankState]) -> bool:
 
 RULES: Declared = (
     Rule(
-        kinds=("rank-stuck", "rank-frozen", "rank-exited", "long-operation"),
+        kinds=("rank-stuck", "rank-frozen", "rank-exited", "long-operation", "rank-never-joined"),
         stages=(Stage.WAIT,),
         find=find_absent,
         finds_all=True,

@@ -50,7 +50,17 @@ def one_whose_program_has_ended() -> JobState:
     return replace(job, ranks=job.ranks | {0: left})
 
 
+def two_that_join_anew() -> JobState:
+    """Return a job in which a group is made again, as under torchrun, whose store keeps what the first wrote."""
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks[1:]:
+        rank.span(events.INIT, 3000)
+    gradients(ranks[0], 3100, done=False)
+    return build_job(ranks, exit_status=1)
+
+
 FAULTY = {
+    "rank-never-joined": two_that_join_anew,
     "rank-stuck": one_that_sleeps,
     "rank-exited": one_whose_program_has_ended,
     "rank-frozen": one_that_is_stopped,
@@ -259,3 +269,10 @@ def test_a_rank_without_a_stack_that_records_to_the_end_is_at_work(last_s: float
         ranks[0].span(events.DATA, number * second // 2 + 4000, number * second // 2 + 4100)
     finding = found_by("rank_stuck", build_job(ranks, exit_status=1))[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+
+
+def test_ranks_that_join_anew_while_another_is_through_have_not_come_out_of_it() -> None:
+    finding = found_by("rank_stuck", two_that_join_anew())[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-never-joined", (1, 2), (0,))
+    assert finding.summary.startswith("Ranks 1, 2 have not come out of init_process_group")
+    assert finding.advice[0].startswith("It has joined before: ")
