@@ -148,7 +148,8 @@ class Watcher:
             return
         self._last_diagnosis = now
         self._rendezvous.write()
-        self._take(self._diagnose(self._run), f"no rank has started, after {waited_s:.0f} s in a rendezvous")
+        if self._take(self._diagnose(self._run), f"no rank has started, after {waited_s:.0f} s in a rendezvous"):
+            self._on_hang()
 
     def _all_have_ended(self) -> bool:
         """Say whether the launcher under this one saw the end of every rank, and itself takes its time to end."""
@@ -179,6 +180,8 @@ class Watcher:
         # after the report, and before the job is stopped.
         if is_new and self._follows_devices():
             self._sample_stacks(native=True)
+        if is_new:
+            self._on_hang()
 
     def _take(self, verdict: StallVerdict, seen: str) -> bool:
         """Keep a verdict and report it where it is a new one; return whether the hang is new."""
@@ -197,8 +200,6 @@ class Watcher:
             self._reported_hangs.add(headline)
             if is_first(self._run, headline, mark=REPORTED):
                 self._say(f"{seen}\n{verdict.text}")
-        if is_new:
-            self._on_hang()
         return is_new
 
     def _sample_stacks(self, *, native: bool = False) -> None:

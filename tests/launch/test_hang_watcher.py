@@ -22,6 +22,7 @@ class Job:
         self.now_s = 1000.0
         self.heads = {0: 0, 1: 0}
         self.said: list[str] = []
+        self.kept: list[int] = []  # reports before each time that the program was kept
         self.num_diagnoses = 0
         self.verdict = hang_watcher.StallVerdict(is_hang=True, text="rank 1 never called all_reduce")
         self.watcher = hang_watcher.Watcher(
@@ -29,6 +30,7 @@ class Job:
             hang_after_s=hang_after_s,
             diagnose=self.diagnose,
             say=self.said.append,
+            on_hang=lambda: self.kept.append(len(self.said)),
             clock=lambda: self.now_s,
         )
 
@@ -111,6 +113,17 @@ def test_alarm_once_the_time_has_passed_and_not_before(job: Job, sampled: list[l
     assert sampled == [[10_000, 10_001]]
     assert job.watcher.hang is job.verdict
     assert job.watcher.hang_detected_ns is not None
+
+
+def test_the_program_is_kept_once_for_each_hang_after_its_report(job: Job) -> None:
+    job.start()
+    job.wait(11.0)
+    job.wait(10.0)
+    assert (len(job.said), job.kept) == (1, [1])
+    job.move(1)
+    job.wait(1.0)
+    job.wait(11.0)
+    assert job.kept == [1, 1]
 
 
 def test_a_rank_that_goes_on_while_stacks_are_taken_ends_the_stall(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
