@@ -178,9 +178,9 @@ class Watcher:
         is_new = self._take(verdict, f"no rank has made progress for {quiet_s:.0f} s")
         # In which call of its driver a host is blocked only native frames tell, which take a second or more to read:
         # after the report, and before the job is stopped.
-        if is_new and self._follows_devices():
-            self._sample_stacks(native=True)
         if is_new:
+            if self._follows_devices():
+                self._sample_stacks(native=True)
             self._on_hang()
 
     def _take(self, verdict: StallVerdict, seen: str) -> bool:

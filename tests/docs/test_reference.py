@@ -82,10 +82,10 @@ def warnings_of(path: Path) -> Iterator[tuple[str, str]]:
 def test_every_line_printed_in_or_beside_a_job_is_explained() -> None:
     page = load("docs/reference/messages.md").text
     files = [path for folder in ("capture", "launch", "cli") for path in (REPOSITORY / "dtprof" / folder).rglob("*.py")]
-    told = [warning for path in files for warning in warnings_of(path)]
-    places = Counter(name for name, _ in told)
+    warnings = [warning for path in files for warning in warnings_of(path)]
+    places = Counter(name for name, _ in warnings)
     assert {name: places[name] for name, least in TELLING.items() if places[name] < least} == {}
-    assert sorted({part for _, part in told if part not in page}) == []
+    assert sorted({part for _, part in warnings if part not in page}) == []
 
 
 def test_the_kinds_of_findings_are_those_of_the_rules() -> None:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
@@ -13,6 +14,7 @@ from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import has_come
 
+SAME_TAG = "Give both ends the same tag."
 _words = functools.partial(message_words, with_any_tag=True)
 
 
@@ -42,25 +44,11 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
                 continue
             peer = mine.peer_rank
             operations = {wait.rank: mine, peer: other}
-            # Where tags count, each of them is new: who counts on has done nothing.
-            guilty = [r for r, o in operations.items() if _breaks_rhythm(job, r, o)]
-            tags: set[int] = set()
-            if len(guilty) != 1:
-                guilty = [r for r, o in operations.items() if _is_unheard_of(job, r, o)]
-            if len(guilty) != 1 and len(tags := _tags_of_others(job, operations)) == 1:
-                guilty = [r for r, o in operations.items() if o.tag not in tags]
             facts = [f"rank {r}: {_words(o)}{at_line(o.site)}" for r, o in sorted(operations.items())]
-            advice = "Give both ends the same tag."
-            if len(guilty) == 1 and len(tags) == 1:
-                facts.append(f"the other ranks are at tag {tags.pop()} here")
-            elif len(guilty) == 1:
-                facts.append(f"rank {guilty[0]} does not go on as it had with its tags here before")
-            elif len(met := {r: others for r, o in operations.items() if (others := _met_with(job, r, o))}) == 1:
-                ((sound, others),) = met.items()
-                guilty = [r for r in operations if r != sound]
-                facts.append(f"rank {sound} used the same tags with {list_ranks(others)}, this one as well")
-                advice = f"Give both ends the same tag: look for a message that rank {guilty[0]} left out before."
-            culprits = tuple(guilty) if len(guilty) == 1 else tuple(sorted(operations))
+            culprits, advice = tuple(sorted(operations)), SAME_TAG
+            if (blame := _find_blame(job, operations)) is not None:
+                culprits, advice = (blame.rank,), blame.advice
+                facts.append(blame.fact)
             yield message_finding(
                 "p2p-tag-mismatch",
                 f"{capitalised([wait.rank])} and {list_ranks([peer])} wait for each other with different tags: "
@@ -72,6 +60,37 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
                 facts=tuple(facts),
                 advice=advice,
             )
+
+
+class _Blame(NamedTuple):
+    """The one of two ranks whose tag is wrong, and what shows it."""
+
+    rank: int
+    fact: str
+    advice: str = SAME_TAG
+
+
+def _find_blame(job: JobState, operations: dict[int, Operation]) -> _Blame | None:
+    """Return whose tag is wrong; None where nothing tells."""
+    # Where tags count, each of them is new: who counts on has done nothing.
+    for is_off in (_breaks_rhythm, _is_unheard_of):
+        off = [r for r, o in operations.items() if is_off(job, r, o)]
+        if len(off) == 1:
+            return _Blame(off[0], f"rank {off[0]} does not go on as it had with its tags here before")
+    tags = _tags_of_others(job, operations)
+    odd = [r for r, o in operations.items() if o.tag not in tags]
+    if len(tags) == len(odd) == 1:
+        return _Blame(odd[0], f"the other ranks are at tag {tags.pop()} here")
+    met = {r: others for r, o in operations.items() if (others := _met_with(job, r, o))}
+    if len(met) != 1:
+        return None
+    ((sound, others),) = met.items()
+    (culprit,) = operations.keys() - met.keys()
+    return _Blame(
+        culprit,
+        f"rank {sound} used the same tags with {list_ranks(others)}, this one as well",
+        f"Give both ends the same tag: look for a message that rank {culprit} left out before.",
+    )
 
 
 def find_untaken_tag(case: Case) -> Iterator[Finding]:
@@ -103,7 +122,7 @@ def find_untaken_tag(case: Case) -> Iterator[Finding]:
                 culprits=(culprit,),
                 confidence=0.85,
                 facts=(f"rank {culprit} never used its tag here before, and rank {other} went on as ever",),
-                advice="Give both ends the same tag.",
+                advice=SAME_TAG,
             )
 
 

@@ -32,7 +32,7 @@ def find_absent(case: Case) -> Iterator[Finding]:
             for rank in idle:
                 kinds.setdefault(kind_of_absence(rank, goes_on=rank.rank in going_on), []).append(rank)
             for kind in sorted(kinds, key="long-operation".__eq__):
-                yield _absent_in_operation(job, wait.operation, waits, kinds[kind])
+                yield _absent_in_operation(job, wait.operation, waits, kinds[kind], going_on)
             return
 
 
@@ -44,12 +44,16 @@ def find_frozen(case: Case) -> Iterator[Finding]:
         operation = waits[rank][0].operation
         members = {operation.peer_rank} if operation.p2p else set(operation.group.ranks)
         if members & waits.keys() - frozen:
-            yield _absent_in_operation(job, operation, waits, [job.ranks[r] for r in sorted(frozen)])
+            yield _absent_in_operation(job, operation, waits, [job.ranks[r] for r in sorted(frozen)], {})
             return
 
 
 def _absent_in_operation(
-    job: JobState, op: Operation, waits: dict[int, tuple[Wait, ...]], absent: list[RankState]
+    job: JobState,
+    op: Operation,
+    waits: dict[int, tuple[Wait, ...]],
+    absent: list[RankState],
+    going_on: dict[int, float],
 ) -> Finding:
     group = job.group(op.group)
     waiting = tuple(sorted(waits.keys() - {rank.rank for rank in absent}))
@@ -58,7 +62,7 @@ def _absent_in_operation(
     if op.p2p:
         place = message_words(op) if len(here) == 1 else "messages"
     return replace(
-        absent_finding(absent, here, place, going_on=_find_going_on(job, absent, op.issued_ns)),
+        absent_finding(absent, here, place, going_on=going_on),
         waiting_ranks=waiting,
         group=group,
         op=op.op,

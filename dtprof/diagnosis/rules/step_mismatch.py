@@ -550,7 +550,7 @@ def _finding(
 ) -> Finding:
     group = job.group(key)
     theirs, mine = _both_sides(job, present, culprits)
-    branches = _branches_past(job, present, culprits)
+    branches = {} if shift.by is not None and shift.by > 0 else _branches_past(job, present, culprits)
     skipped = shift.by is not None and shift.by < 0
     if shift.by is None:
         # A forward pass that met a backward pass is extra, or that of the next round.
