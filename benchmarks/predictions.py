@@ -25,7 +25,7 @@ from dtprof.intervals import Floats
 from dtprof.records.reader import open_run
 from dtprof.session.engines import make_engine
 from dtprof.session.layout_plans import PlanRequest, plan
-from dtprof.session.run_measurement import summarise
+from dtprof.session.run_measurement import summarise_opened
 from dtprof.session.whatif_options import parse_fix, parse_option
 from dtprof.session.whatif_prediction import predict
 
@@ -227,7 +227,7 @@ def compare(folder: Path, change: Change, repeat: int) -> Outcome:
         config.write_text(json.dumps(MODEL))
         request = PlanRequest(texts=texts, config=config, runs=(before,), check=record(folder, change.after, 0))
         step = next(one for one in plan(request, make_engine("local")).checked if one.figure == "step_ns")
-        summary = summarise(open_run(before), make_engine("local"))
+        summary = summarise_opened(open_run(before), make_engine("local"))
         measured = float(summary.steps.duration_ns.median) if summary.steps.duration_ns else 0.0
         return Outcome(change, measured, step.planned, after, None, None, None)
     what, _, value = change.fix.partition("=")

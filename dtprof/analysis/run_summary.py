@@ -24,7 +24,6 @@ from dtprof.analysis.map_reduce.long_log_survey import survey_to_sum
 from dtprof.analysis.map_reduce.rank_facts import RankFacts
 from dtprof.analysis.map_reduce.rank_sums import RankReduction, Reductions
 from dtprof.analysis.map_reduce.reduction import reduce_run
-from dtprof.analysis.map_reduce.reduction_tasks import Found, MakeCollector
 from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys
 from dtprof.analysis.memory.device_use import measure_use
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
@@ -65,32 +64,15 @@ from dtprof.records.nodes.sampled_lines import read_hot_lines
 from dtprof.records.tables import Array, Group
 
 
-def summarise(run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
-    """Summarise a run. Each rank is loaded twice, one at a time; three times where clocks of hosts are to be aligned.
+def summarise(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> Summary:
+    """Summarise a run, without advice.
 
-    Parameters:
-        surveys: of the ranks of the newest attempt, where they are known already.
+    Each rank is loaded twice, one at a time; three times where clocks of hosts are to be aligned.
     """
-    found = surveys or survey_to_sum(run, newest_ranks(run.folders), executor)
-    summary, _ = summarise_closely(run, executor, surveys=found, make_collector=lambda *_: None)
-    return summary
-
-
-def summarise_closely(
-    run: SurveyedRun,
-    executor: Executor,
-    *,
-    surveys: Surveys,
-    make_collector: MakeCollector[Found],
-) -> tuple[Summary, list[Found]]:
-    """Summarise a run whose ranks are surveyed; return with it the details of each rank that `make_collector` collects.
-
-    Parameters:
-        make_collector: collects details of ranks, given the channels of their operations; None: no details.
-    """
+    surveys = survey_to_sum(run, newest_ranks(run.folders), executor)
     measured = choose_steps(list(agree_on_rule(surveys.steps).values()))
-    reduced = reduce_run(run, executor, surveys=surveys, measured=measured, make_collector=make_collector)
-    return state_summary(run, surveys, reduced, measured=measured), reduced.details
+    reduced: Reductions = reduce_run(run, executor, surveys=surveys, measured=measured)
+    return state_summary(run, surveys, reduced, measured=measured)
 
 
 @dataclass(frozen=True, kw_only=True)

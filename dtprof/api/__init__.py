@@ -69,7 +69,7 @@ class Run:
 
     @cached_property
     def _summary(self) -> "Summary":
-        return run_measurement.summarise(self._opened, self._engine)
+        return run_measurement.summarise_opened(self._opened, self._engine)
 
     def diagnose(self) -> "Verdict":
         """Return the result of `dtprof diagnose`. Each call reads the run again: the job may be running."""

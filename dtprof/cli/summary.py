@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.text.summary_markdown import summary_markdown
     from dtprof.report.text.summary_text import summary_text
     from dtprof.session.engines import open_run
-    from dtprof.session.run_measurement import summarise
+    from dtprof.session.run_measurement import summarise_opened
 
     engine = engine_options.chosen_engine(arguments)
-    summary = summarise(open_run(arguments.run_directory, engine), engine)
+    summary = summarise_opened(open_run(arguments.run_directory, engine), engine)
     if arguments.json:
         print(indented(summary_json(summary)))
     else:

@@ -21,7 +21,7 @@ from dtprof.errors import UsageError
 from dtprof.session.cluster_bandwidths import read_link_rates
 from dtprof.session.engines import Engine, open_run
 from dtprof.session.plan_calibrations import keep_runs, read_runs
-from dtprof.session.run_measurement import summarise
+from dtprof.session.run_measurement import summarise_opened
 from dtprof.typed_quantities import parse_number, parse_whole, size_bytes
 
 RANKS_PER_HOST = 8
@@ -55,7 +55,7 @@ def plan(request: PlanRequest, engine: Engine) -> PlanResult:
     sequence = _whole("sequence", texts["sequence"], MAX_WHOLE)
     model = _read_model(request, sequence)
     matrices = [path for path in request.runs if path.is_file()]
-    summaries = [summarise(open_run(path, engine), engine) for path in request.runs if path not in matrices]
+    summaries = [summarise_opened(open_run(path, engine), engine) for path in request.runs if path not in matrices]
     sequence = sequence or (model.sequence if model else measure_sequence(summaries)) or SEQUENCE
     paths = (path for path in request.runs if path not in matrices)
     runs = [
@@ -80,7 +80,7 @@ def plan(request: PlanRequest, engine: Engine) -> PlanResult:
     plans = make_plans(model, cluster, batch=batch, most=top, recompute=request.recompute)
     checked = []
     if request.check is not None:
-        summary = summarise(open_run(request.check, engine), engine)
+        summary = summarise_opened(open_run(request.check, engine), engine)
         checked = check_plan(summary, model, cluster, batch=batch, recompute=request.recompute)
     return PlanResult(plans=plans, checked=tuple(checked), reasons=measured.reasons)
 

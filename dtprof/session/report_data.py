@@ -36,9 +36,8 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
     from dtprof.analysis.comparison.run_comparison import AT_LEAST, compare_runs
     from dtprof.analysis.timeline.run_closeup import examine
     from dtprof.diagnosis.reported_mismatches import list_reported
-    from dtprof.session.process_liveness import confirm_running
     from dtprof.session.run_diagnosis import diagnose_opened, stragglers_of
-    from dtprof.session.window_summaries import add_windows
+    from dtprof.session.run_measurement import complete
 
     runs = [open_run(run_path, engine) for run_path in (against, path) if run_path is not None]
     summarised: Future[Summary] = Future()
@@ -50,7 +49,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
         diagnosed = beside.submit(diagnose_opened, run, lambda: stragglers_of(summarised.result()), executor)
         try:
             summary, closeup = examine(run, executor)
-            summary = add_windows(confirm_running(summary, run), run)
+            summary = complete(summary, run)
             summarised.set_result(summary)
         finally:
             summarised.cancel()  # or the diagnosis would wait for ever where that failed

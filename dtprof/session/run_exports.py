@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dtprof.errors import OutputError
 from dtprof.session.engines import Engine, at_hand, beside, executor_for, open_run
+from dtprof.session.run_measurement import summarise_fully
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
@@ -118,16 +119,14 @@ def _write_tensorboard(export: _Export) -> list[str]:
 
 
 def _write_prometheus(export: _Export) -> list[str]:
-    from dtprof.analysis.run_summary import summarise
     from dtprof.interchange.exporters.prometheus_export import write_prometheus
 
-    return write_prometheus(summarise(export.run, export.executor), export.path)
+    return write_prometheus(summarise_fully(export.run, export.executor), export.path)
 
 
 def _write_tables(export: _Export) -> list[str]:
     """Write the records, rank by rank, each read once, then the results, which workers compute meanwhile."""
     from dtprof.analysis.map_reduce.long_log_survey import load_in_ranges
-    from dtprof.analysis.run_summary import summarise
     from dtprof.interchange.exporters.table_files import write_tables
     from dtprof.interchange.public_tables.record_tables import RECORDS, read_records
     from dtprof.interchange.public_tables.result_tables import RESULTS, tabulate_results
@@ -141,7 +140,7 @@ def _write_tables(export: _Export) -> list[str]:
         for name in RESULTS:
             yield name, tabulate_results(name, summary())
 
-    with beside(export.executor, lambda: summarise(export.run, export.executor)) as summary:
+    with beside(export.executor, lambda: summarise_fully(export.run, export.executor)) as summary:
         write_tables(pieces(summary), export.path, export.kind)
     return []
 

@@ -1,4 +1,4 @@
-"""Measure runs by an engine: the summary, the steps of one, the differences of two."""
+"""Measure runs: the summary as every command states it, the steps of one, the differences of two."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,26 +9,43 @@ from dtprof.session.engines import Engine, at_hand, executor_for, open_run
 if TYPE_CHECKING:
     from dtprof.analysis.comparison.comparison_series import RunFigures
     from dtprof.analysis.comparison.run_comparison import Comparison
+    from dtprof.analysis.map_reduce.survey import Surveys
     from dtprof.analysis.results import Summary
+    from dtprof.job.rank_executor import Executor
     from dtprof.records.reader import Run
 
 
-def summarise(run: "Run", engine: Engine) -> "Summary":
-    """Summarise a run.
+def summarise_opened(run: "Run", engine: Engine) -> "Summary":
+    """Summarise a run by an engine.
 
     Raises:
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
+    with executor_for(engine, run) as executor:
+        return summarise_fully(at_hand(run, executor), executor)
+
+
+def summarise_fully(run: "Run", executor: "Executor", *, surveys: "Surveys | None" = None) -> "Summary":
+    """Summarise a run, with advice, with its newest windows, and with what this host knows of its processes.
+
+    Parameters:
+        surveys: of the ranks of the newest attempt, where they are known already.
+    """
     from dtprof.analysis.whatif.advice import summarise_advised
+
+    return complete(summarise_advised(run, executor, surveys=surveys), run)
+
+
+def complete(summary: "Summary", run: "Run") -> "Summary":
+    """Return the summary of the records with the newest windows, and with what this host knows of its processes."""
     from dtprof.session.process_liveness import confirm_running
     from dtprof.session.window_summaries import add_windows
 
-    with executor_for(engine, run) as executor:
-        return add_windows(confirm_running(summarise_advised(at_hand(run, executor), executor), run), run)
+    return add_windows(confirm_running(summary, run), run)
 
 
 def measure(runs: "Sequence[Run]", engine: Engine) -> "list[RunFigures]":
-    """Measure runs step by step, as a comparison needs them; raise as `summarise` does."""
+    """Measure runs step by step, as a comparison needs them; raise as `summarise_opened` does."""
     from dtprof.analysis.comparison.comparison_series import measure_run
 
     with executor_for(engine, *runs) as executor:

@@ -67,14 +67,14 @@ def keep_verdict(run: Path, verdict: "Verdict") -> None:
 def measure_steps(store: Path, wanted: RunFilter) -> tuple[list[RunFacts], list[str]]:
     """Return the wanted runs with the median duration of a step, measured once a run, and what could not be."""
     from dtprof.session.engines import IN_THIS_PROCESS, open_run
-    from dtprof.session.run_measurement import summarise
+    from dtprof.session.run_measurement import summarise_opened
 
     measured, problems = [], []
     with open_index(store) as index:
         for facts in index.runs(wanted):
             if facts.step_ns is None and facts.outcome != run_facts.RUNNING:
                 try:
-                    summary = summarise(open_run(store / facts.name, IN_THIS_PROCESS), IN_THIS_PROCESS)
+                    summary = summarise_opened(open_run(store / facts.name, IN_THIS_PROCESS), IN_THIS_PROCESS)
                     duration = summary.steps.duration_ns
                     facts = index.put_step(facts, None if duration is None else duration.median)
                 except DtprofError as error:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dtprof.errors import MissingDependencyError, NotARunError, UsageError
 from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, beside, executor_for, open_run
+from dtprof.session.run_measurement import complete, summarise_fully
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
@@ -66,7 +67,6 @@ def write_logs(
 
     While workers read and sum up the ranks, this process reads what the verdict needs of them.
     """
-    from dtprof.analysis.run_summary import summarise
     from dtprof.analysis.timeline.operation_detail import RankDetail, read_to_sum, summarise_and_map
     from dtprof.interchange.exporters.tensorboard_logs import read_shown, read_shown_by_ranges, write_tensorboard
 
@@ -74,7 +74,7 @@ def write_logs(
 
     def on_ranks(work: Callable[[RankDetail], Result]) -> list[Result]:
         summary, results = summarise_and_map(detail, work, executor)
-        summed_up.set_result(summary)
+        summed_up.set_result(complete(summary, run))
         return results
 
     with beside(executor, lambda: account_for(run, summed_up.result)) as account:
@@ -83,7 +83,7 @@ def write_logs(
             if detail.surveys.ranges is None:
                 shown = read_shown(detail, steps=steps, on_ranks=on_ranks)
             else:
-                summed_up.set_result(summarise(run, executor, surveys=detail.surveys))
+                summed_up.set_result(summarise_fully(run, executor, surveys=detail.surveys))
                 shown = read_shown_by_ranges(detail, executor, steps=steps)
             return write_tensorboard(shown, folder, account=account)
         finally:
@@ -173,9 +173,9 @@ def _following(run_directory: Path, logs: "ScalarLogs", *, live: bool) -> Iterat
 
 def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> None:
     """Add the steps that a job ends, until the job or we end."""
-    from dtprof.analysis.run_summary import summarise
     from dtprof.analysis.timeline.operation_detail import read_detail
     from dtprof.interchange.exporters.tensorboard_logs import append_steps
+    from dtprof.job.rank_executor import THIS_PROCESS
 
     pause_s = AGAIN_AFTER_S
     while not ended.wait(pause_s):
@@ -185,7 +185,7 @@ def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> N
             detail = read_detail(opened)
             append_steps(detail, logs)
             if opened.manifest.ended_realtime_ns:
-                logs.tell(account_for(opened, partial(summarise, opened, surveys=detail.surveys)))
+                logs.tell(account_for(opened, partial(summarise_fully, opened, THIS_PROCESS, surveys=detail.surveys)))
                 return
         except NotARunError:
             continue  # it is being moved, or its file system is away for a moment

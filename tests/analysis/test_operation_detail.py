@@ -9,6 +9,7 @@ from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.run_summary import summarise
 from dtprof.analysis.steps.step_partition import round_means, sum_steps
 from dtprof.analysis.timeline.operation_detail import read_detail, read_ranks, summarise_and_map
+from dtprof.analysis.whatif.advice import summarise_advised
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import open_run
 from tests.builders import MemoryRun, RankBuilder
@@ -38,7 +39,7 @@ def test_details_found_with_the_summary_are_those_of_ranks_read_once_more(tmp_pa
     run = open_run(tmp_path / "run")
     detail = read_detail(run)
     summary, found = summarise_and_map(detail, lambda rank: rank, THIS_PROCESS)
-    assert summary == summarise(run)
+    assert summary == summarise_advised(run)
     for one, other in zip(found, read_ranks(detail), strict=True):
         assert one.tables.rank == other.tables.rank
         assert one.parts is not None
@@ -66,7 +67,7 @@ def running(steps: int) -> MemoryRun:
 def test_what_a_running_job_records_between_two_readings_is_skipped() -> None:
     before, after = running(2), running(5)
     detail = read_detail(before)
-    assert summarise(after, surveys=detail.surveys).steps == summarise(before).steps
+    assert summarise_advised(after, surveys=detail.surveys).steps == summarise(before).steps
     ranks = list(read_ranks(replace(detail, run=after)))
     assert [int((rank.instance > 0).sum()) for rank in ranks] == [2, 2]
 

@@ -261,5 +261,5 @@ def test_runs_are_diagnosed_once_and_their_steps_measured_and_compared(
     assert before["step_change"] is None
     assert listed(capsys, str(tmp_path), "--compare")["empty"]["step_ns"] is None
     # Measured once: the index holds it.
-    monkeypatch.setattr("dtprof.session.run_measurement.summarise", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("dtprof.session.run_measurement.summarise_opened", lambda *_: pytest.fail("measured again"))
     assert listed(capsys, str(tmp_path), "--compare", "--since", "60h")["after"]["step_ns"] == after["step_ns"]

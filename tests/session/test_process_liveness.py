@@ -1,5 +1,6 @@
 """Which ranks are said to run: those whose process is there."""
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,10 @@ from dtprof.analysis.run_summary import summarise
 from dtprof.records import paths, writer
 from dtprof.records.nodes import node_samples
 from dtprof.records.reader import open_run
+from dtprof.session.engines import IN_THIS_PROCESS
 from dtprof.session.process_liveness import confirm_running
+from dtprof.session.run_exports import export_run
+from dtprof.session.run_measurement import summarise_opened
 from tests.builders import RankBuilder, write_run
 
 DEAD_PID = 2**22 + 1
@@ -33,6 +37,14 @@ def test_a_rank_of_this_host_that_is_gone_exited_without_an_exit_record(tmp_path
     run = open_run(unended_run(tmp_path / "run", writer.boot_id()))
     assert {rank.ended for rank in summarise(run).ranks} == {RUNNING}
     assert {rank.ended for rank in confirm_running(summarise(run), run).ranks} == {NO_EXIT_RECORD}
+
+
+def test_exported_tables_and_the_api_say_the_same_of_a_rank_that_is_gone(tmp_path: Path) -> None:
+    path = unended_run(tmp_path / "run", writer.boot_id())
+    export_run(path, "csv", tmp_path / "tables", IN_THIS_PROCESS)
+    with (tmp_path / "tables" / "ranks.csv").open(encoding="utf-8") as file:
+        assert {row["ended"] for row in csv.DictReader(file)} == {NO_EXIT_RECORD}
+    assert {rank.ended for rank in summarise_opened(open_run(path), IN_THIS_PROCESS).ranks} == {NO_EXIT_RECORD}
 
 
 def test_a_rank_of_another_host_may_still_run(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from dtprof.analysis.map_reduce.reduction_tasks import RankTask, part_ranks
 from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.pipeline.bubbles import find_bubbles
 from dtprof.analysis.results import BUBBLE, PARTS, PHASES, Summary
-from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
 from dtprof.analysis.timeline.step_selection import IndexedRun, StepExtent, index_run
+from dtprof.analysis.whatif.advice import summarise_closely
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.job.clock_alignment import Clocks
 from dtprof.job.collective_matching import MatchedOperations, OperationInstances
@@ -214,14 +214,16 @@ def map_ranks(detail: RunDetail, work: Callable[[RankDetail], Result], executor:
 def summarise_and_map(
     detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor
 ) -> tuple[Summary, list[Result]]:
-    """Summarise a run and return the result of `map_ranks` for each rank; each rank is read once for both."""
+    """Summarise a run, with advice; return with it the result of `map_ranks`. Each rank is read once for both."""
     facts_of = _facts_of(detail)
-    return summarise_closely(
+    summary, results, *_ = summarise_closely(
         detail.run,
         executor,
         surveys=detail.surveys,
         make_collector=lambda part, channels: partial(_collect_details, work, facts_of(part, channels)),
+        in_short=True,
     )
+    return summary, results
 
 
 def _work_on(work: Callable[[RankDetail], Result], task: DetailTask) -> list[Result]:

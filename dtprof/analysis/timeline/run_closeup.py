@@ -17,7 +17,7 @@ from dtprof.analysis.results import Summary
 from dtprof.analysis.steps.step_boundaries import agree_on_rule, choose_steps
 from dtprof.analysis.timeline.rank_closeup import CloseupCollector, RankCloseup
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, bars_each
-from dtprof.analysis.whatif.advice import summarise_closely_advised
+from dtprof.analysis.whatif.advice import summarise_closely
 from dtprof.analysis.whatif.prediction import Prediction
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
@@ -60,8 +60,8 @@ def examine(
     surveys = survey_to_sum(run, newest_ranks(run.folders), executor)
     worst = find_worst(surveys.facts)
     collector = CloseupCollector(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
-    summary, closeups, prediction, lateness = summarise_closely_advised(
-        run, executor, surveys=surveys, collect=collector.at
+    summary, closeups, prediction, lateness = summarise_closely(
+        run, executor, surveys=surveys, make_collector=lambda *_: collector.at
     )
     if surveys.ranges is not None:
         measured = choose_steps(list(agree_on_rule(surveys.steps).values()))

@@ -15,7 +15,7 @@ from dtprof.analysis.map_reduce.long_log_survey import survey_to_sum
 from dtprof.analysis.map_reduce.placed_ranks import RankTiming
 from dtprof.analysis.map_reduce.rank_sums import Reductions
 from dtprof.analysis.map_reduce.reduction import SUMS_ALONE, reduce_run
-from dtprof.analysis.map_reduce.reduction_tasks import CollectDetails, Found, RankTask
+from dtprof.analysis.map_reduce.reduction_tasks import CollectDetails, Found, MakeCollector, RankTask
 from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.results import MOST_GAIN, Advice, StragglerResult, Summary
 from dtprof.analysis.run_summary import state_summary
@@ -24,6 +24,7 @@ from dtprof.analysis.whatif.fixes import RANK, Fix, describe
 from dtprof.analysis.whatif.prediction import FULL_OVERLAP, MAX_ERROR, NO_GAIN, Prediction, draw_best, predict
 from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
 from dtprof.analysis.whatif.run_graph import IMPORTED_PIPELINE, choose_middle, find_obstacle, join_lines
+from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
 
@@ -42,6 +43,9 @@ No more than RECORDS_OF_LAG, which bounds memory: lines are kept whole.
 """
 
 
+_Both = tuple[RankLine | None, Found | None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Collector(Generic[Found]):
     """Collects lines beside other details of a rank; picklable."""
@@ -49,36 +53,39 @@ class _Collector(Generic[Found]):
     lines: LineCollector | None
     details: CollectDetails[Found] | None
 
-    def at(self, rank: RankTiming, task: RankTask) -> tuple[RankLine | None, Found | None]:
+    def at(self, rank: RankTiming, task: RankTask) -> _Both[Found]:
         line = self.lines.at(rank, task) if self.lines is not None else None
         return line, self.details(rank, task) if self.details is not None else None
 
 
-def summarise_advised(run: SurveyedRun, executor: Executor = THIS_PROCESS) -> Summary:
-    """Summarise a run, with advice."""
-    summary, *_ = summarise_closely_advised(run, executor, in_short=True)
+def summarise_advised(
+    run: SurveyedRun, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None
+) -> Summary:
+    """Summarise a run, with advice; `surveys` of the ranks of the newest attempt, where they are known already."""
+    summary, *_ = summarise_closely(run, executor, surveys=surveys, in_short=True)
     return summary
 
 
-def summarise_closely_advised(
+def summarise_closely(
     run: SurveyedRun,
     executor: Executor,
     *,
     surveys: Surveys | None = None,
-    collect: CollectDetails[Found] | None = None,
+    make_collector: MakeCollector[Found] | None = None,
     in_short: bool = False,
 ) -> tuple[Summary, list[Found], Prediction, Tallies]:
     """Summarise a run, with advice; return with it the collected details of each rank, the prediction, and lateness.
 
     Parameters:
-        collect: details; of a run that is read by ranges of steps (`surveys.ranges`) of the newest range alone.
+        make_collector: of the extractor of details; of a run that is read by ranges of steps (`surveys.ranges`), of
+            the newest range alone.
         in_short: predict only what advice needs.
     """
     surveys = surveys or survey_to_sum(run, newest_ranks(run.folders), executor)
     measured = choose_steps(list(agree_on_rule(surveys.steps).values()))
     chosen = _choose_steps(run, surveys, measured)
     lines = LineCollector(first=chosen[0], last=chosen[1]) if not isinstance(chosen, str) else None
-    reduced, collected = _reduce(run, executor, surveys, measured, lines=lines, collect=collect)
+    reduced, collected = _reduce(run, executor, surveys, measured, lines=lines, make_collector=make_collector)
     summary = state_summary(run, surveys, reduced, measured=measured)
     found = [line for line, _ in collected if line is not None]
     prediction = _predict(run, surveys, found, measured, in_short=in_short) if found else None
@@ -102,31 +109,29 @@ def _reduce(
     measured: MeasuredSteps,
     *,
     lines: LineCollector | None,
-    collect: CollectDetails[Found] | None,
-) -> tuple[Reductions, list[tuple[RankLine | None, Found | None]]]:
+    make_collector: MakeCollector[Found] | None,
+) -> tuple[Reductions, list[_Both[Found]]]:
     """Sum up the measured steps; return with it the line and the details of each rank, as far as they are asked for.
 
     Where a run is read by ranges of steps, their steps are read a second time: lines need those that are replayed,
     details the newest.
     """
     if surveys.ranges is None:
-        collector = _Collector(lines=lines, details=collect)
-        makes = lines is not None or collect is not None
-        reduced = reduce_run(
-            run,
-            executor,
-            surveys=surveys,
-            measured=measured,
-            make_collector=(lambda *_: collector.at) if makes else None,
-        )
+
+        def collect_both(ranks: Sequence[int], channels: Sequence[Channel]) -> CollectDetails[_Both[Found]] | None:
+            details = make_collector(ranks, channels) if make_collector is not None else None
+            return _Collector(lines=lines, details=details).at if lines is not None or details is not None else None
+
+        reduced = reduce_run(run, executor, surveys=surveys, measured=measured, make_collector=collect_both)
         return reduced, reduced.details
     summed: Reductions = reduce_run(run, executor, surveys=surveys, measured=measured)
-    found: list[tuple[RankLine | None, Found | None]] = []
+    found: list[_Both[Found]] = []
     wanted: list[tuple[tuple[int, int], _Collector[Found]]] = []
     if lines is not None:
         wanted.append(((lines.first, lines.last), _Collector(lines=lines, details=None)))
-    if collect is not None:
-        wanted.append((newest_range(surveys.ranges, measured), _Collector(lines=None, details=collect)))
+    if make_collector is not None:
+        details = make_collector(list(surveys.ranges.indexes), ())
+        wanted.append((newest_range(surveys.ranges, measured), _Collector(lines=None, details=details)))
     for (first, last), collector in wanted:
         some = replace(measured, first=first, last=last)
         found += reduce_run(

@@ -9,7 +9,7 @@ import pytest
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.analysis.whatif import advice as advice_module
-from dtprof.analysis.whatif.advice import state_advice, summarise_advised, summarise_closely_advised
+from dtprof.analysis.whatif.advice import state_advice, summarise_advised, summarise_closely
 from dtprof.analysis.whatif.prediction import Prediction, Scenario
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import open_run
@@ -132,7 +132,7 @@ def test_full_overlap_is_a_bound_that_comes_after_every_real_change() -> None:
 
 def test_the_drawn_step_is_the_replayed_one_without_gaps_on_any_rank(tmp_path: Path) -> None:
     generate(tmp_path, replace(JOB, slow={2: 1.3}, jitter=0.0))
-    _, _, prediction, _ = summarise_closely_advised(open_run(tmp_path), THIS_PROCESS)
+    _, _, prediction, _ = summarise_closely(open_run(tmp_path), THIS_PROCESS)
     before, after = prediction.timelines
     assert prediction.replayed_step_ns == pytest.approx(before.step_ns, rel=1e-6)
     assert prediction.best is not None
