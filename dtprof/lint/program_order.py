@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dtprof.lint.sources import SCOPES, last_name, read_tree
+from dtprof.text_enum import TextEnum
 
 _BODIES = ("body", "orelse", "finalbody")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -21,6 +22,20 @@ _OF_RANK = re.compile(
 
 _Tests = tuple[ast.expr | None, ...]
 """Conditions of the branches around a statement, the outermost first; None: of a handler, or a `case`."""
+
+
+class BranchKind(TextEnum):
+    """What leads past a line; kept programs hold the texts, which begin with the word in the source."""
+
+    CONTINUE = "continue"
+    BREAK = "break"
+    RETURN = "return"
+    EXIT = "raise"  # SystemExit
+    HANDLER = "except"
+    RETRY = "except that leads to another attempt"  # a handler in a loop that success leaves
+    SUPPRESS = "suppress"
+    CONDITION = "if"
+    LOOP_END = "loop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +57,7 @@ class SourcePlace:
     naming_rank: tuple[int, ...] = ()  # the same of those that hang on which rank it is, be it among other things
     fixed_loops: tuple[int, ...] = ()  # first lines of loops around it whose rounds the source counts
     endless_loops: tuple[int, ...] = ()  # the same of those that no condition ends, as `while True`
-    ways_past: tuple[tuple[int, str], ...] = ()  # lines of `continue`, `break`, `return`, `except` that lead past it,
-    # of `raise SystemExit` and of `with contextlib.suppress`
+    ways_past: tuple[tuple[int, BranchKind], ...] = ()  # statements that lead past it, by line
     handler: tuple[int, bool] | None = None  # line of the `except` around it, or the first of a `finally`; which it is
 
     def is_other_branch(self, other: "SourcePlace") -> bool:
@@ -182,7 +196,7 @@ class _Way(NamedTuple):
     """A statement that leaves the round of the loop around it, or the function."""
 
     line: int
-    word: str
+    kind: BranchKind
     is_counted: bool  # all conditions that it depends on hang on counters
     is_by_rank: bool  # all of them hang on which rank it is
     names_rank: bool  # one of them does, be it among other things
@@ -204,7 +218,9 @@ def _take(
         elif isinstance(statement, _LOOPS):
             loop = statement.lineno, statement.body[-1].end_lineno or statement.body[-1].lineno
             # The call of a later round is led past by what comes after it in the loop, too.
-            later = [way for one in statement.body for way in _find_ways(one, counters) if way.word != "continue"]
+            later = [
+                way for one in statement.body for way in _find_ways(one, counters) if way.kind != BranchKind.CONTINUE
+            ]
             inside = replace(
                 _with_ways(place, later),
                 in_loop=True,
@@ -217,7 +233,7 @@ def _take(
             inside = place
         if isinstance(statement, ast.With | ast.AsyncWith):
             if any(_is_suppressing(item.context_expr) for item in statement.items):
-                inside = replace(inside, ways_past=(*inside.ways_past, (statement.lineno, "suppress")))
+                inside = replace(inside, ways_past=(*inside.ways_past, (statement.lineno, BranchKind.SUPPRESS)))
             place = replace(place, block=(statement.body[0].lineno, statement.end_lineno or statement.lineno))
         for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
             places[line] = place
@@ -233,9 +249,9 @@ def _take(
                 if isinstance(statement, ast.If) and any(_rank_names(statement.test)):
                     within = replace(within, naming_rank=(statement.lineno, *within.naming_rank))
             elif isinstance(statement, ast.Try) and body is statement.body:
-                word = "except that leads to another attempt" if _is_attempt(statement) and inside.in_loop else "except"
+                kind = BranchKind.RETRY if _is_attempt(statement) and inside.in_loop else BranchKind.HANDLER
                 caught = [
-                    (handler.lineno, word)
+                    (handler.lineno, kind)
                     for handler in statement.handlers
                     if not isinstance(handler.body[-1], ast.Raise)
                 ]
@@ -270,7 +286,7 @@ def _line_of_handler(statement: ast.Try, body: list[ast.stmt]) -> int:
 def _with_ways(place: SourcePlace, ways: Sequence[_Way]) -> SourcePlace:
     return replace(
         place,
-        ways_past=tuple(dict.fromkeys((*place.ways_past, *((way.line, way.word) for way in ways)))),
+        ways_past=tuple(dict.fromkeys((*place.ways_past, *((way.line, way.kind) for way in ways)))),
         counted=tuple(dict.fromkeys((*place.counted, *(way.line for way in ways if way.is_counted)))),
         by_rank=tuple(dict.fromkeys((*place.by_rank, *(way.line for way in ways if way.is_by_rank)))),
         naming_rank=tuple(dict.fromkeys((*place.naming_rank, *(way.line for way in ways if way.names_rank)))),
@@ -292,7 +308,7 @@ def _find_ways(
             if leaves and around:
                 yield _Way(
                     inner.lineno,
-                    type(inner).__name__.lower(),
+                    BranchKind(type(inner).__name__.lower()),
                     _all_hang_on(around, counters),
                     all(test is not None and _hangs_on_rank(test) for test in around),
                     any(test is not None and any(_rank_names(test)) for test in around),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, operation_words
 from dtprof.diagnosis.divergence.call_divergence import RankCall
 from dtprof.diagnosis.divergence.sequence_alignment import is_same_call
-from dtprof.diagnosis.divergence.skip_branches import OTHER_ITERATION_ADVICE, depends_on_counter
+from dtprof.diagnosis.divergence.skip_branches import OTHER_ITERATION_ADVICE
 from dtprof.diagnosis.divergence.skip_findings import branches_past_by_rank
 from dtprof.diagnosis.divergence.source_paths import is_alone_in_loop
 from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, group_words, wait_words
@@ -21,11 +21,11 @@ def find_other_iteration(job: JobState, skip: Finding, skipped: Operation) -> Fi
     """
     waiting = first_blocking_of(job, skip.waiting_ranks)
     branches = branches_past_by_rank(job, skip.culprit_ranks, waiting, skipped)
-    if {rank for rank, _, _ in branches} < {*skip.culprit_ranks} or not all(
-        depends_on_counter(word) for _, _, word in branches
+    if {*branches} < {*skip.culprit_ranks} or not all(
+        branch.on_counter for of_rank in branches.values() for branch in of_rank
     ):
         return None
-    sites = {rank: site for rank, site, _ in branches}
+    sites = {rank: of_rank[-1].site for rank, of_rank in branches.items()}
     line = at_line(sites[skip.culprit_ranks[0]])
     words = "is" if len(skip.culprit_ranks) == 1 else "are"
     return replace(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import PurePath
+from typing import NamedTuple
 
 from dtprof.diagnosis.divergence.call_divergence import (
     MAX_STACKS,
@@ -12,17 +13,25 @@ from dtprof.diagnosis.divergence.call_divergence import (
 )
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
-from dtprof.lint.program_order import SourcePlace
+from dtprof.lint.program_order import BranchKind, SourcePlace
 from dtprof.records.sites import Site
 
-PROGRAM_EXIT = "raise"
-"""The exit that ends the program, by `raise SystemExit`."""
-_LOOP_EXITS = (PROGRAM_EXIT, "break", "return")
-RETRY = "except that leads to another attempt"
-"""The branch that leads to the same call again: a handler in a loop that success leaves."""
-_ON_COUNTER = " on a counter"
-"""Ends the words of a branch whose conditions depend on nothing else: of a rank that is in another iteration."""
+HANDLERS = (BranchKind.HANDLER, BranchKind.RETRY)
+_LOOP_EXITS = (BranchKind.EXIT, BranchKind.BREAK, BranchKind.RETURN)
 OTHER_ITERATION_ADVICE = "Compare the iterations at which ranks began, as after a resume, and how often each skips one."
+
+
+class Branch(NamedTuple):
+    """A branch or exit of the source by which a rank may have skipped a call."""
+
+    site: Site
+    kind: BranchKind
+    on_counter: bool = False  # on counters of the loop alone, which are alike on ranks that keep pace
+
+    @property
+    def words(self) -> str:
+        """How evidence names it."""
+        return "end of the loop" if self.kind == BranchKind.LOOP_END else f"`{self.kind.split()[0]}`"
 
 
 def is_ahead_by_counter(job: JobState, mine: RankCall, theirs: RankCall) -> bool:
@@ -41,11 +50,6 @@ def is_ahead_by_counter(job: JobState, mine: RankCall, theirs: RankCall) -> bool
     return bool(conditions) and set(conditions) <= set(here.counted) and b[common].line < a[common].line
 
 
-def depends_on_counter(word: str) -> bool:
-    """Say whether a branch depends on counters of the loop alone, which are alike on ranks that keep pace."""
-    return word.endswith(_ON_COUNTER)
-
-
 def find_counter_branch(job: JobState, mine: RankCall, theirs: RankCall) -> Site | None:
     """Return the condition on a counter that a rank in the same loop went past, and the others did not.
 
@@ -58,8 +62,8 @@ def find_counter_branch(job: JobState, mine: RankCall, theirs: RankCall) -> Site
     if here is None or there is None or not there.loops or {*there.loops[:1]} != {*here.loops[:1]}:
         return None
     branches = find_branches_past(job, theirs, mine.rank, after=None)
-    is_counted = bool(branches) and all(depends_on_counter(word) for _, word in branches)
-    return branches[0][0] if is_counted and a[common].line < b[common].line else None
+    is_counted = bool(branches) and all(branch.on_counter for branch in branches)
+    return branches[0].site if is_counted and a[common].line < b[common].line else None
 
 
 def find_handler(job: JobState, rank: RankState) -> tuple[Site, bool] | None:
@@ -80,8 +84,8 @@ def find_branches_past(
     *,
     after: Operation | None,
     has_left: bool = False,
-) -> list[tuple[Site, str]]:
-    """Return the branches and exits of the source by which a rank may have skipped a call, with the words there.
+) -> list[Branch]:
+    """Return the branches and exits of the source by which a rank may have skipped a call.
 
     A `continue`, `break` or `return` in a branch before the call, or the condition that the call depends on; in the
     functions from that on in which the two ranks part.
@@ -95,8 +99,8 @@ def find_branches_past(
     branches = _without_usual_conditions(job, made, by, _find_all_branches(job, made, by, after, has_left=has_left))
     branches = without_single_iterations(job, made, by, branches) or branches
     if not by.finished and by.exit is None:
-        branches = [(site, word) for site, word in branches if word != PROGRAM_EXIT]  # the process is still running
-    return [(site, word) for site, word in branches if _names_rank(job, site, made)] or branches
+        branches = [branch for branch in branches if branch.kind != BranchKind.EXIT]  # the process is still running
+    return [branch for branch in branches if _names_rank(job, branch.site, made)] or branches
 
 
 def _names_rank(job: JobState, branch: Site, made: RankCall) -> bool:
@@ -105,20 +109,16 @@ def _names_rank(job: JobState, branch: Site, made: RankCall) -> bool:
     return any(branch.line in place.naming_rank for place in places if place is not None)
 
 
-def _without_usual_conditions(
-    job: JobState, made: RankCall, by: RankState, branches: list[tuple[Site, str]]
-) -> list[tuple[Site, str]]:
+def _without_usual_conditions(job: JobState, made: RankCall, by: RankState, branches: list[Branch]) -> list[Branch]:
     """Return the branches without conditions on the rank, where the rank has met them before."""
     places = [*filter(None, map(job.place_in_source, frames_of(*made)))]
     steady = {line for place in places for line in place.by_rank}
     if not steady or not any(o.site == made.operation.site for o in by.operations):
         return branches
-    return [(site, word) for site, word in branches if site.line not in steady]
+    return [branch for branch in branches if branch.site.line not in steady]
 
 
-def without_single_iterations(
-    job: JobState, made: RankCall, by: RankState, branches: list[tuple[Site, str]]
-) -> list[tuple[Site, str]]:
+def without_single_iterations(job: JobState, made: RankCall, by: RankState, branches: list[Branch]) -> list[Branch]:
     """Return the branches without those that skip one iteration of the loop, where a rank skipped all iterations.
 
     As a condition on each parameter of a model: the loop made the call several times in the round before.
@@ -139,10 +139,10 @@ def without_single_iterations(
         if (inside := job.place_in_source(a[depth])) is not None and inside.loops:
             first, last = inside.loops[0]
             return [
-                (site, word)
-                for site, word in branches
-                if word.split()[0] in (*_LOOP_EXITS, "loop")
-                or not (is_in_same_function(site, a[depth]) and first <= site.line <= last)
+                branch
+                for branch in branches
+                if branch.kind in (*_LOOP_EXITS, BranchKind.LOOP_END)
+                or not (is_in_same_function(branch.site, a[depth]) and first <= branch.site.line <= last)
             ]
     return branches
 
@@ -170,7 +170,8 @@ def find_exit(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) 
     """Return the one line of the source by which a rank that ended may have left before the call of the others.
 
     A `raise SystemExit` comes before a `break` or `return`, which end no more than a loop or a function; so does a loop
-    whose rounds the source does not count. None where several may be, and where no source is known.
+    whose rounds the source does not count. One on a counter comes last: it is alike on ranks that keep pace. None where
+    several may be, and where no source is known.
     """
     known = {rank: frames_of(job.ranks[rank], operation) for rank, operation in [*waiting.items()][:MAX_STACKS]}
     if not known:
@@ -178,16 +179,19 @@ def find_exit(job: JobState, gone: RankState, waiting: Mapping[int, Operation]) 
     made = job.ranks[max(known, key=lambda rank: len(known[rank]))]
     after = operation_before(made, waiting[made.rank])
     branches = find_branches_past(job, RankCall(made, waiting[made.rank]), gone, after=after, has_left=True)
-    exits = [site for site, word in branches if word == PROGRAM_EXIT]
-    if not exits:
-        begins_step = _begins_step(made, after)
-        exits = [
-            site
-            for site, word in branches
-            if word.split()[0] in ("break", "return")
-            and _are_rounds_counted(job, known[made.rank], site, begins_step=begins_step)
+    ends_program = [branch for branch in branches if branch.kind == BranchKind.EXIT]
+    begins_step = _begins_step(made, after)
+    exits = (
+        [branch for branch in ends_program if not branch.on_counter]
+        or [
+            branch
+            for branch in branches
+            if branch.kind in (BranchKind.BREAK, BranchKind.RETURN)
+            and _are_rounds_counted(job, known[made.rank], branch.site, begins_step=begins_step)
         ]
-    return exits[0] if len(exits) == 1 else None
+        or ends_program
+    )
+    return exits[0].site if len(exits) == 1 else None
 
 
 def _are_rounds_counted(job: JobState, frames: tuple[Site, ...], branch: Site, *, begins_step: bool) -> bool:
@@ -226,16 +230,16 @@ def find_branches_past_iteration(job: JobState, gone: RankState, waiting: Mappin
         if place is None or PurePath(frame.file).parent != PurePath(frames[0].file).parent:
             break
         steady = (*place.counted, *place.by_rank)
-        exits = [(line, word) for line, word in place.ways_past if word in _LOOP_EXITS and line not in steady]
-        if any(word == PROGRAM_EXIT or _loops_of(place, line) for line, word in exits):
+        exits = [(line, kind) for line, kind in place.ways_past if kind in _LOOP_EXITS and line not in steady]
+        if any(kind == BranchKind.EXIT or _loops_of(place, line) for line, kind in exits):
             return []
         branches = [
-            line
-            for line, word in _branches_at(place, frame, set(), None, begins_step=False)
-            if line not in steady and word != RETRY
+            branch.site
+            for branch in _branches_at(place, frame, set(), None, begins_step=False)
+            if branch.site.line not in steady and branch.kind != BranchKind.RETRY
         ]
-        around = {*place.loops} if sites else {loop for line in branches for loop in _loops_of(place, line)}
-        sites += (Site(file=frame.file, line=line, function=frame.function) for line in branches)
+        around = {*place.loops} if sites else {loop for site in branches for loop in _loops_of(place, site.line)}
+        sites += branches
         if not took_all and any(first not in place.fixed_loops for first, _ in around):
             return []
         goes_round |= bool(around)
@@ -254,7 +258,7 @@ def _took_all_batches(job: JobState, gone: RankState) -> bool:
 
 def _find_all_branches(
     job: JobState, made: RankCall, by: RankState, after: Operation | None, *, has_left: bool
-) -> list[tuple[Site, str]]:
+) -> list[Branch]:
     now = by.first_blocking
     a, b, common = (
         align_frames(made, RankCall(by, now)) if now is not None else ([*reversed(frames_of(*made))], [], None)
@@ -264,7 +268,7 @@ def _find_all_branches(
         first = _frame_looped_back(job, a, b, common)
         return _branches_from(job, a, first, b[first], after, begins_step=begins_step)
     # Where they part is not known: it may be in any function whose loop goes round, the innermost first.
-    innermost: list[tuple[Site, str]] = []
+    innermost: list[Branch] = []
     for at in range(len(a) - 1, -1, -1):
         place = job.place_in_source(a[at])
         if PurePath(a[at].file).parent != PurePath(a[-1].file).parent:
@@ -274,7 +278,7 @@ def _find_all_branches(
             and place.loops
             and (branches := _branches_from(job, a, at, None, after, begins_step=begins_step))
         ):
-            if not has_left or any(word in _LOOP_EXITS for _, word in branches):
+            if not has_left or any(branch.kind in _LOOP_EXITS and not branch.on_counter for branch in branches):
                 return branches
             innermost = innermost or branches
     return innermost
@@ -309,11 +313,11 @@ def _branches_from(
     after: Operation | None,
     *,
     begins_step: bool,
-) -> list[tuple[Site, str]]:
+) -> list[Branch]:
     """Return the branches in the frames from one on, given where the other rank is in the function of that."""
     there = job.place_in_source(now)
     met = set(there.conditions) if there is not None else set[int]()
-    branches: dict[Site, str] = {}
+    branches: dict[Site, Branch] = {}
     begins_round = begins_step
     for at, frame in enumerate(frames[first:], first):
         place = job.place_in_source(frame)
@@ -329,16 +333,15 @@ def _branches_from(
         if is_parting:
             # A condition around loops skipped all of their iterations.
             left = [loop for loop in left if begun[loop] is not False]
-            of_frame = _loop_exits(place, left) if left and (not of_frame or any(begun.values())) else of_frame
+            of_frame = _loop_exits(place, frame, left) if left and (not of_frame or any(begun.values())) else of_frame
         elif now is not None:
             left = [loop for loop in left if (begins_round if begins_step else begun[loop])]
-            of_frame = [*dict.fromkeys([*of_frame, *_loop_exits(place, left)])]
-        for line, word in of_frame:
-            branches[Site(file=frame.file, line=line, function=frame.function)] = word
-        if begins_step and now is not None and left and _loop_exits(place, left):
+            of_frame = [*of_frame, *_loop_exits(place, frame, left)]
+        branches |= {branch.site: branch for branch in of_frame}
+        if begins_step and now is not None and left and _loop_exits(place, frame, left):
             break  # it made all calls of the step before, and left the loop: what this calls skipped none of them
         begins_round = begins_round and not place.loops
-    return [*branches.items()]
+    return [*branches.values()]
 
 
 def _has_begun(loop: tuple[int, int], frames: list[Site], at: int, after: Operation | None) -> bool | None:
@@ -362,11 +365,17 @@ def left_loops(place: SourcePlace, line: int) -> list[tuple[int, int]]:
     return [(first, last) for first, last in place.loops if not first <= line <= last]
 
 
-def _loop_exits(place: SourcePlace, left: list[tuple[int, int]]) -> list[tuple[int, str]]:
+def _loop_exits(place: SourcePlace, frame: Site, left: list[tuple[int, int]]) -> list[Branch]:
     """Return the exits of loops that others are still in, whose rounds a `continue` may have made fewer."""
-    inside = [(line, word) for line, word in place.ways_past if any(first <= line <= last for first, last in left)]
+    inside = [(line, kind) for line, kind in place.ways_past if any(first <= line <= last for first, last in left)]
     without_own_end = (*place.fixed_loops, *place.endless_loops)
-    return inside + [(first, "loop") for first, _ in left if first not in without_own_end]
+    inside += [(first, BranchKind.LOOP_END) for first, _ in left if first not in without_own_end]
+    return [Branch(_at(frame, line), kind) for line, kind in inside]
+
+
+def _at(frame: Site, line: int) -> Site:
+    """Return another line of the function of a frame."""
+    return Site(file=frame.file, line=line, function=frame.function)
 
 
 def _begins_step(rank: RankState, after: Operation | None) -> bool:
@@ -380,7 +389,7 @@ def _begins_step(rank: RankState, after: Operation | None) -> bool:
 
 def _branches_at(
     place: SourcePlace, frame: Site, met: set[int], after: Operation | None, *, begins_step: bool
-) -> list[tuple[int, str]]:
+) -> list[Branch]:
     """Return the branches and exits that may skip a line, of those that come after the operation before it.
 
     Of the first call of a step what this function calls may have made the last one, in the round before.
@@ -388,16 +397,11 @@ def _branches_at(
     site = after.site if after is not None else None
     is_here = site is not None and site.shares_function(frame)
     begin = site.line if site is not None and is_here else 0
-    conditions = ((line, "if") for line in place.conditions if line not in met)
-    branches = [
-        (line, f"{word}{_ON_COUNTER}" if line in place.counted else word)
-        for line, word in (*place.ways_past, *conditions)
-    ]
+    conditions = ((line, BranchKind.CONDITION) for line in place.conditions if line not in met)
     is_later_round = begin >= frame.line or (begins_step and not is_here)
     # A handler stands after the call that it skips.
     return [
-        (line, word)
-        for line, word in branches
-        if word.startswith("except")
-        or (line > begin or line <= frame.line if is_later_round else begin < line <= frame.line)
+        Branch(_at(frame, line), kind, on_counter=line in place.counted)
+        for line, kind in (*place.ways_past, *conditions)
+        if kind in HANDLERS or (line > begin or line <= frame.line if is_later_round else begin < line <= frame.line)
     ]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words, places_of
 from dtprof.diagnosis.divergence.call_divergence import MAX_STACKS, RankCall, frames_of
 from dtprof.diagnosis.divergence.skip_branches import (
-    depends_on_counter,
+    Branch,
     find_branches_past,
     find_handler,
     operation_before,
@@ -47,11 +47,11 @@ def skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], *
     evidence = (
         *(_progress_words(job, job.ranks[rank], places.get(rank)) for rank in culprits),
         f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{at_line(skipped.site)}",
-        *(skip_evidence(rank, site, branch=_branch_words(word)) for rank, site, word in branches),
+        *(skip_evidence(rank, b.site, branch=b.words) for rank, of_rank in branches.items() for b in of_rank),
     )
-    for rank in culprits:
-        of_rank = without_counted([(site, word) for other, site, word in branches if other == rank])
-        places |= {rank: of_rank[0][0]} if len(of_rank) == 1 else {}
+    for rank, of_rank in branches.items():
+        named = without_counted(of_rank)
+        places |= {rank: named[0].site} if len(named) == 1 else {}
     first = job.ranks[culprits[0]].first_blocking
     return Finding(
         kind="rank-skipped-collective",
@@ -84,15 +84,15 @@ def _progress_words(job: JobState, rank: RankState, place: Site | None) -> str:
 
 def branches_past_by_rank(
     job: JobState, culprits: tuple[int, ...], waiting: Mapping[int, Operation], skipped: Operation
-) -> list[tuple[int, Site, str]]:
-    """Return, by rank, the lines by which the culprits may have skipped a call: nothing where many may.
+) -> dict[int, list[Branch]]:
+    """Return, by rank, the branches by which the culprits may have skipped a call: nothing where many may.
 
     The others wait in what was skipped, or have gone on to a later call.
     """
     stacks = {rank: frames_of(job.ranks[rank], o) for rank, o in [*waiting.items()][:MAX_STACKS]}
     if not stacks:
-        return []
-    named = []
+        return {}
+    named = {}
     for rank in culprits[:MAX_STACKS]:
         by = job.ranks[rank]
         sites = {operation.site for operation in by.operations}
@@ -103,18 +103,14 @@ def branches_past_by_rank(
         branches = find_branches_past(job, RankCall(reference, waiting[reference.rank]), by, after=after)
         if len(branches) > MAX_BRANCHES:
             branches = without_counted(branches)
-        if len(branches) <= MAX_BRANCHES and find_handler(job, by) is None:
-            named += [(rank, site, word) for site, word in branches]
+        if 0 < len(branches) <= MAX_BRANCHES and find_handler(job, by) is None:
+            named[rank] = branches
     return named
 
 
-def without_counted(branches: list[tuple[Site, str]]) -> list[tuple[Site, str]]:
+def without_counted(branches: list[Branch]) -> list[Branch]:
     """Return the branches but those on a counter of the loop, which is alike on a rank that keeps pace.
 
     Where there are no others, it does not keep pace.
     """
-    return [branch for branch in branches if not depends_on_counter(branch[1])] or branches
-
-
-def _branch_words(word: str) -> str:
-    return "end of the loop" if word == "loop" else f"`{word.split()[0]}`"
+    return [branch for branch in branches if not branch.on_counter] or branches

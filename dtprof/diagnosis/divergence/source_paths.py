@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from dtprof.diagnosis.divergence.call_divergence import RankCall, align_frames
 from dtprof.diagnosis.divergence.sequence_alignment import is_same_call, steps_between
-from dtprof.diagnosis.divergence.skip_branches import left_loops
+from dtprof.diagnosis.divergence.skip_branches import HANDLERS, left_loops
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.job.issued_operations import Operation
 from dtprof.lint.program_order import SourcePlace
@@ -157,7 +157,7 @@ def source_always_leads_to(job: JobState, before: RankCall, past: RankCall) -> b
 def _makes_step_between(job: JobState, earlier: Site, later: Site) -> bool:
     """Say whether the source makes an optimizer step between two lines of a function, whatever it does there."""
     here, there = job.place_in_source(earlier), job.place_in_source(later)
-    if here is None or there is None or any(word.startswith("except") for _, word in there.ways_past):
+    if here is None or there is None or any(kind in HANDLERS for _, kind in there.ways_past):
         return False
     lines = (line for name, line in here.following if name == "step" and earlier.line < line < later.line)
     steps = [place for line in lines if (place := job.place_in_source(replace(earlier, line=line))) is not None]

@@ -16,6 +16,7 @@ from dtprof.formatting import list_ranks, plural
 from dtprof.job.issued_operations import ChannelEnd, Operation
 from dtprof.job.iteration_pattern import find_departures, left_out_of_round, usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
+from dtprof.lint.program_order import BranchKind
 
 CALLS = {
     "send": frozenset({"send", "isend", "send_object_list", "batch_isend_irecv"}),
@@ -307,7 +308,7 @@ def _with_branch(job: JobState, finding: Finding, made: RankCall, by: RankState,
     """Return a finding with the branch by which its culprit may have skipped a message, where there is one alone."""
     branches = find_branches_past(job, made, by, after=after)
     # The end of its loop is one wherever a rank left that: a line before the message says more.
-    lines = [site for site, word in branches if word != "loop"] or [site for site, _ in branches]
+    lines = [b.site for b in branches if b.kind != BranchKind.LOOP_END] or [b.site for b in branches]
     if len(lines) != 1:
         return finding
     reason = "or its loop ran fewer iterations" if len(branches) > 1 else ONLY_BRANCH

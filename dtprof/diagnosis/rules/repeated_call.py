@@ -11,8 +11,6 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.divergence.call_divergence import RankCall, deviating_sites
 from dtprof.diagnosis.divergence.skip_branches import (
     OTHER_ITERATION_ADVICE,
-    RETRY,
-    depends_on_counter,
     find_branches_past,
     find_counter_branch,
     is_ahead_by_counter,
@@ -26,6 +24,7 @@ from dtprof.formatting import list_ranks, plural
 from dtprof.job.group_collectives import SIZES_AGREE
 from dtprof.job.issued_operations import Operation
 from dtprof.job.iteration_pattern import Repetition, find_repetition, usual_operation
+from dtprof.lint.program_order import BranchKind
 
 MAX_ASKED = 64
 """Ranks at other places than most whose own pattern is looked at."""
@@ -129,7 +128,7 @@ def _may_have_skipped(
     branches = without_single_iterations(
         job, made, by, find_branches_past(job, made, by, after=repeated[by.rank].first)
     )
-    return any(word != RETRY and not depends_on_counter(word) for _, word in branches)
+    return any(branch.kind != BranchKind.RETRY and not branch.on_counter for branch in branches)
 
 
 def _finding(job: JobState, repeated: dict[int, Repetition], others: dict[int, Operation]) -> Finding:

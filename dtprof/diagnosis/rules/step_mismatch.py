@@ -597,9 +597,7 @@ def _branches_past(job: JobState, present: dict[int, Operation], culprits: tuple
     usual = next(rank for rank in present if rank not in culprits)
     made = RankCall(job.ranks[usual], present[usual])
     after = operation_before(*made)
-    return {
-        rank: [site for site, _ in find_branches_past(job, made, job.ranks[rank], after=after)] for rank in culprits
-    }
+    return {rank: [b.site for b in find_branches_past(job, made, job.ranks[rank], after=after)] for rank in culprits}
 
 
 def _begins_next_round(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> bool:

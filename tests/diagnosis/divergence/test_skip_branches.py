@@ -212,6 +212,14 @@ def test_the_only_exit_of_the_source_is_the_line_of_a_rank_that_exited(
 ) -> None:
     if not fixed and line == 7:
         line = 20  # the loop may have come to its end
+    finding = decide(exiting(fixed_loops=fixed, ways_past=ways)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-exited", (1,))
+    assert finding.culprit_call_sites[1].line == line
+    assert ("may have left" in " ".join(finding.evidence)) == (line != 20)
+
+
+def exiting(**of_main: object) -> JobState:
+    """Return the job of `skipping` where rank 1 ended its program after 3 steps: facts are those of line 8."""
     ranks = [RankBuilder(rank, 3, closed=rank == 1) for rank in range(3)]
     for rank in ranks:
         average, publish = rank.site("all_reduce", line=10, function="average"), rank.site("broadcast", line=20)
@@ -221,13 +229,15 @@ def test_the_only_exit_of_the_source_is_the_line_of_a_rank_that_exited(
         if rank.rank != 1:
             rank.op("all_reduce", 3 * STEP, site=average, nbytes=64)
     stacks = {rank: frames(("average", 10), ("main", 8)) for rank in (0, 2)}
-    main = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP, fixed_loops=fixed, ways_past=ways)
+    main = SourcePlace(in_loop=True, following=frozenset(), loops=LOOP, **of_main)  # type: ignore[arg-type]
     places = source() | {8: main}
-    job = build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, at: places.get(at))
-    finding = decide(job).findings[0]
-    assert (finding.kind, finding.culprit_ranks) == ("rank-exited", (1,))
-    assert finding.culprit_call_sites[1].line == line
-    assert ("may have left" in " ".join(finding.evidence)) == (line != 20)
+    return build_job(ranks, exit_status=None, stacks=stacks, find_place=lambda _, at: places.get(at))
+
+
+@pytest.mark.parametrize(("ways", "line"), [(((25, "raise"),), 25), (((25, "raise"), (26, "raise")), 26)])
+def test_an_exit_on_a_counter_counts_where_there_is_no_other(ways: tuple[tuple[int, str], ...], line: int) -> None:
+    finding = decide(exiting(ways_past=ways, counted=(25,))).findings[0]
+    assert (finding.kind, finding.culprit_call_sites[1].line) == ("rank-exited", line)
 
 
 @pytest.mark.parametrize(("steps", "line"), [((0, 1, 2), 9), ((0, 0, 0), 10)])
@@ -325,9 +335,11 @@ def test_before_the_first_call_of_a_step_no_inner_loop_has_ended_early(
     assert finding.culprit_call_sites[1].line == (line or (7 if now == 14 else 20))
 
 
-def test_a_rank_that_waits_elsewhere_has_not_ended_its_program() -> None:
-    finding = decide(skipping(source(ways_past=((9, "raise"), (6, "return"))))).findings[0]
+@pytest.mark.parametrize("counted", [(), (9,)])
+def test_a_rank_that_waits_elsewhere_has_not_ended_its_program(counted: tuple[int, ...]) -> None:
+    finding = decide(skipping(source(ways_past=((9, "raise"), (6, "return")), counted=counted))).findings[0]
     assert (finding.kind, finding.culprit_call_sites[1].line) == ("rank-skipped-collective", 6)
+    assert "raise" not in " ".join(finding.evidence)
 
 
 def validating(*, turns: int = 3, raised: bool = False) -> list[RankBuilder]:
