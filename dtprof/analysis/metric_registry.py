@@ -25,6 +25,7 @@ from dtprof.analysis.results import (
     RankResult,
     StragglerResult,
     Summary,
+    exposed_of,
 )
 from dtprof.records.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 
@@ -92,12 +93,6 @@ def _rate(name: str, summary: Summary) -> float | None:
     return None if summary.throughput is None else getattr(summary.throughput, name)
 
 
-def _exposed_share(summary: Summary) -> float | None:
-    shares = summary.part_shares or {}
-    transfer, wait = shares.get("exposed_transfer"), shares.get("exposed_wait")
-    return None if transfer is None or wait is None else transfer + wait
-
-
 def _of_pipeline(name: str, summary: Summary) -> float | None:
     return None if summary.pipeline is None else getattr(summary.pipeline, name)
 
@@ -106,16 +101,8 @@ def _imbalance(summary: Summary) -> float | None:
     return summary.exchanges[0].imbalance if summary.exchanges else None
 
 
-def _slowdown(summary: Summary) -> float | None:
-    """Return the cost of all stragglers together, or of the only one."""
-    if not summary.stragglers:
-        return None
-    last = summary.stragglers[-1]
-    return last.slowdown if len(summary.stragglers) == 1 else last.slowdown_together
-
-
 def _of_worst_straggler(name: str, summary: Summary) -> float | None:
-    worst = summary.stragglers[0] if summary.stragglers else None
+    worst = summary.worst_straggler
     return None if worst is None or worst.blame_ns_per_step is None else getattr(worst, name)
 
 
@@ -125,11 +112,6 @@ def _of_advice(name: str, summary: Summary) -> float | None:
 
 def _part(name: str, rank: RankResult) -> float | None:
     return (rank.partition_ns or {}).get(name)
-
-
-def _exposed(rank: RankResult) -> float | None:
-    transfer, wait = _part("exposed_transfer", rank), _part("exposed_wait", rank)
-    return None if transfer is None or wait is None else transfer + wait
 
 
 def _largest(sample: str, rank: RankResult) -> float | None:
@@ -229,7 +211,7 @@ JOB: tuple[Metric[Summary], ...] = (
         "on CPU with gloo, time blocked in the call or in Work.wait().",
         section="Exposed time",
         clock="device",
-        value=_exposed_share,
+        value=lambda summary: summary.exposed_share,
         null=NO_PARTITION,
         tooltips={"key_figures": "exposed_communication", "rank_grid": "exposed_communication"},
     ),
@@ -319,7 +301,7 @@ JOB: tuple[Metric[Summary], ...] = (
         "one bad step.",
         section="Stragglers",
         clock="device",
-        value=_slowdown,
+        value=lambda summary: summary.straggler_slowdown,
         null="no rank holds the others up, or waits are not known",
         tooltips={"key_figures": "slowdown"},
     ),
@@ -507,7 +489,7 @@ RANK: tuple[Metric[RankResult], ...] = (
         definition="Exposed transfer and exposed wait together.",
         section="Exposed time",
         clock="device",
-        value=_exposed,
+        value=lambda rank: exposed_of(rank.partition_ns),
         null=NO_PARTITION,
         compared=5,
         is_column=False,

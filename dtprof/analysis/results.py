@@ -27,6 +27,7 @@ PARTS = (
     "idle",
 )
 """The exact partition of a step, in the order in which it is drawn."""
+EXPOSED_PARTS = ("exposed_transfer", "exposed_wait")
 MOST_GAIN = 0.999
 """Of a step, that a rank is said to cost at most."""
 BUBBLE = "bubble"
@@ -48,6 +49,12 @@ PHASES = (
 
 DEVICE, HOST = "device", "host"
 """Whose times the figures of a rank are in: never both, but of operations on CPU tensors, which have the host's."""
+
+
+def exposed_of(parts: Mapping[str, float | None] | None) -> float | None:
+    """Return the exposed communication among the parts of a step, be they times or shares; None where not known."""
+    known = [own for part in EXPOSED_PARTS if (own := (parts or {}).get(part)) is not None]
+    return sum(known) if len(known) == len(EXPOSED_PARTS) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +204,12 @@ class RankResult:
     host_lead_ns: int | None = None  # by which the host is ahead of its device, median; None: no device was followed
     partition_error_ns: int | None = None  # by which clocks may be off in exposed_wait, exposed_transfer and bubble
     waited_for_ns: dict[int, int] | None = None  # a step, exposed, by who came last; None: not known, or too many pairs
+
+    @property
+    def exposed_share(self) -> float | None:
+        """The share of the step in exposed communication."""
+        exposed_ns = exposed_of(self.partition_ns)
+        return exposed_ns / self.step_ns if exposed_ns is not None and self.step_ns else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -752,6 +765,24 @@ class Summary:
             return None
         columns = {part: [partition[part] for partition, _ in split] for part in PARTS}
         return {part: None if None in column else sum(filter(None, column)) / total for part, column in columns.items()}
+
+    @property
+    def exposed_share(self) -> float | None:
+        """The share of the steps of all ranks in exposed communication."""
+        return exposed_of(self.part_shares)
+
+    @property
+    def worst_straggler(self) -> StragglerResult | None:
+        """The straggler that costs the others most; None: there is none, or that is not known."""
+        return self.stragglers[0] if self.stragglers else None
+
+    @property
+    def straggler_slowdown(self) -> float | None:
+        """The slowdown by all stragglers together, or by the only one."""
+        if not self.stragglers:
+            return None
+        last = self.stragglers[-1]
+        return last.slowdown if len(self.stragglers) == 1 else last.slowdown_together
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.metric_registry import tooltips_of
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import EXPOSED_PARTS, Summary
 from dtprof.analysis.timeline.operation_detail import RunDetail, read_detail, read_ranks
 from dtprof.errors import MissingDependencyError
-from dtprof.interchange.exporters import tensorboard_logs
 from dtprof.interchange.exporters.tensorboard_events import EventFile, Picture
 from dtprof.interchange.exporters.tensorboard_logs import (
     ALL_RANKS,
@@ -64,7 +63,7 @@ def test_scalars_of_each_rank_are_the_figures_of_the_summary(folder: Path, summa
         events = load(folder / f"rank {rank.rank:05}")
         assert rank.partition_ns is not None
         assert rank.step_ns is not None
-        figures = {"step_ms": rank.step_ns, "exposed_ms": sum(rank.partition_ns[p] for p in tensorboard_logs.EXPOSED)}
+        figures = {"step_ms": rank.step_ns, "exposed_ms": sum(rank.partition_ns[p] for p in EXPOSED_PARTS)}
         figures |= {f"parts_ms/{part}": ns for part, ns in rank.partition_ns.items()}
         for tag, ns in figures.items():
             values = points(events, tag)

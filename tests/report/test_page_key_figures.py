@@ -65,3 +65,15 @@ def test_no_straggler_is_none_only_where_waits_were_measured() -> None:
 def test_losses_of_records_are_named() -> None:
     summary = replace(summary_of(num_ranks=3), world_size=4, missing_ranks=(3,), dropped_events=12_000)
     assert cards(summary)["events"][1] == "3 ranks of 4; 12,000 dropped, 1 rank missing"
+
+
+def test_several_stragglers_have_one_slowdown_or_none_as_in_the_metrics() -> None:
+    first, second = (
+        StragglerResult(rank=rank, last_share=0.5, slowdown=slowdown, blame_ns_per_step=100)
+        for rank, slowdown in ((1, 1.2), (3, 1.4))
+    )
+    apart = replace(summary_of(), stragglers=(first, second))
+    assert apart.straggler_slowdown is None
+    assert cards(apart)["slowdown"] == (NOT_KNOWN, "ranks 1, 3 together; rank 1 alone 1.20\u00d7")
+    together = replace(apart, stragglers=(first, replace(second, slowdown_together=1.5)))
+    assert cards(together)["slowdown"] == ("1.50\u00d7", "ranks 1, 3 together")

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from dtprof.analysis.metric_registry import RANK
-from dtprof.analysis.results import PARTS
+from dtprof.analysis.results import EXPOSED_PARTS, PARTS
 from dtprof.analysis.steps.throughput import measure_throughput
 from dtprof.analysis.timeline.operation_detail import (
     RankDetail,
@@ -40,7 +40,6 @@ ALL_RANKS = "all ranks"
 TRACES = "traces"
 PARTS_MS, PHASES_MS, MEMORY_BYTES = "parts_ms", "phases_ms", "memory_bytes"
 """Prefixes of tags with several quantities."""
-EXPOSED = ("exposed_transfer", "exposed_wait")
 _DEFINITIONS = {metric.name: metric.definition for metric in RANK}
 DESCRIPTIONS = {
     "step_ms": "From the end of one step to the end of the next.",
@@ -291,7 +290,9 @@ def rank_series(rank: RankDetail) -> RankSeries:
     columns: dict[str, Floats] = {"step_ms": (windows[:, 1] - windows[:, 0]) / 1e6}
     if rank.parts is not None:
         columns |= {f"{PARTS_MS}/{part}": spent / 1e6 for part, spent in rank.parts.items()}
-        columns["exposed_ms"] = sum((rank.parts[part] for part in EXPOSED), np.zeros(len(numbers), np.int64)) / 1e6
+        columns["exposed_ms"] = (
+            sum((rank.parts[part] for part in EXPOSED_PARTS), np.zeros(len(numbers), np.int64)) / 1e6
+        )
     columns |= {f"{PHASES_MS}/{phase}": spent / 1e6 for phase, spent in rank.phases.items() if spent.any()}
     columns |= _memory(rank)
     ended = (windows[:, 1] + rank.tables.monotonic_to_realtime_ns) / 1e9

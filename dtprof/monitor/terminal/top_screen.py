@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
-from dtprof.analysis.results import RankResult, Summary
+from dtprof.analysis.results import RankResult, Summary, exposed_of
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_rate, plural
 from dtprof.monitor.rank_activity import RankActivity
 from dtprof.monitor.run_monitor import JobSnapshot
@@ -158,23 +158,21 @@ def _choose_columns(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
 def _cells(rank: RankActivity, measured: RankResult | None) -> list[Text]:
     doing = rank.doing or ("between phases" if rank.is_running else "")
     place = f"  {rank.where}" if rank.where else ""
+    partition = measured.partition_ns if measured is not None else None
     style = "" if rank.is_running else "red" if rank.ended_badly else "dim"
     is_long = rank.since_ns is not None and rank.since_ns >= LONG_NS
     return [
         Text(str(rank.rank)),
         Text(format_count(rank.step)),
         Text(format_ns(measured.step_ns if measured is not None else None)),
-        Text(_share(measured, ("exposed_transfer", "exposed_wait"))),
-        Text(_share(measured, ("exposed_wait",))),
+        Text(_share(exposed_of(partition), measured)),
+        Text(_share((partition or {}).get("exposed_wait"), measured)),
         Text(format_bytes(rank.memory_bytes)),
         Text(f"{rank.since_ns / 1e9:.1f} s" if rank.since_ns is not None else UNKNOWN, style="yellow" * is_long),
         Text(f"{doing}{place}" if rank.is_running else rank.end, style=style),
     ]
 
 
-def _share(measured: RankResult | None, parts: Sequence[str]) -> str:
-    partition = measured.partition_ns if measured is not None else None
-    known = [ns for part in parts if (ns := (partition or {}).get(part)) is not None]
-    if measured is None or len(known) < len(parts) or not measured.step_ns:
-        return UNKNOWN
-    return f"{100 * sum(known) / measured.step_ns:.0f} %"
+def _share(spent_ns: float | None, measured: RankResult | None) -> str:
+    step_ns = measured.step_ns if measured is not None else None
+    return f"{100 * spent_ns / step_ns:.0f} %" if spent_ns is not None and step_ns else UNKNOWN

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from dtprof.analysis.results import exposed_of
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural
 from dtprof.monitor.rank_activity import RankActivity
 from dtprof.monitor.run_monitor import JobSnapshot
@@ -13,7 +14,6 @@ from dtprof.report.pages.page_markup import Markup, element, join
 MAX_ROWS = 8
 _HEADS = ("rank", "step", "step time", "parts of it", "comm", "wait", "memory", "for", "does now")
 _NUMBERS = ("rank", "step", "step time", "comm", "wait", "memory", "for")
-_COMMUNICATION = ("exposed_transfer", "exposed_wait")
 
 
 def render_now(snapshot: JobSnapshot, newest: NewestStep | None) -> Markup:
@@ -64,8 +64,8 @@ def _row(rank: RankActivity, newest: NewestStep | None, longest_ns: int) -> Mark
         _number(format_count(rank.step)),
         _number(format_ns(duration_ns)),
         element("td", _bar(parts, longest_ns) if parts and longest_ns else UNKNOWN),
-        _number(_share(parts, _COMMUNICATION)),
-        _number(_share(parts, ("exposed_wait",))),
+        _number(_share(parts, exposed_of(parts))),
+        _number(_share(parts, (parts or {}).get("exposed_wait"))),
         _number(format_bytes(rank.memory_bytes)),
         _number(f"{rank.since_ns / 1e9:.1f} s" if rank.since_ns is not None else UNKNOWN),
         element("td", element("bdi", place), class_="now-bad" if rank.ended_badly else None),
@@ -87,6 +87,6 @@ def _bar(parts: Mapping[str, int], longest_ns: int) -> Markup:
     return element("span", *pieces, class_="now-bar", role="img", aria_label=said, title=said)
 
 
-def _share(parts: Mapping[str, int] | None, chosen: tuple[str, ...]) -> str:
-    total = sum(parts.values()) if parts is not None else 0
-    return format_fraction(sum(parts[part] for part in chosen) / total) if parts is not None and total else UNKNOWN
+def _share(parts: Mapping[str, int] | None, chosen_ns: float | None) -> str:
+    total_ns = sum((parts or {}).values())
+    return format_fraction(chosen_ns / total_ns) if chosen_ns is not None and total_ns else UNKNOWN

@@ -103,7 +103,7 @@ def _metrics(summary: Summary, ranks: Sequence[RankResult], *, is_dense: bool) -
     metrics = [
         _metric("step", "step time", [rank.step_ns for rank in ranks], format_duration),
         *(_metric(name, hue_of(name).label, [_part(rank, name) for rank in ranks], format_duration) for name in PARTS),
-        _metric("exposed", "exposed communication", [_exposed(rank) for rank in ranks], format_share, top=1.0),
+        _metric("exposed", "exposed communication", [rank.exposed_share for rank in ranks], format_share, top=1.0),
         _metric("peak", "peak memory", [rank.peak_bytes for rank in ranks], format_bytes),
         _metric("blame", "cost to others", [_as_float(blame.get(rank.rank)) for rank in ranks], format_duration),
     ]
@@ -135,14 +135,6 @@ def _write_short(count: float | None, decimals: int) -> str:
         return "\u2013" if count is None else "0"
     smallest = 10**-decimals
     return f"{count:.{decimals}f}" if count >= smallest / 2 else f"<{smallest:g}".replace("0.", ".")
-
-
-def _exposed(rank: RankResult) -> float | None:
-    parts = rank.partition_ns or {}
-    wait, transfer = parts.get("exposed_wait"), parts.get("exposed_transfer")
-    if wait is None or transfer is None or not rank.step_ns:
-        return None
-    return (wait + transfer) / rank.step_ns
 
 
 def _metric(

@@ -64,7 +64,7 @@ def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline
         return _describe_caveat(summary)
     shares = {part: share for part, share in known.items() if share is not None}
     losses = {part: shares[part] for part in _LOSSES if part in shares}
-    losses["communication"] = shares["exposed_wait"] + shares["exposed_transfer"]
+    losses["communication"] = summary.exposed_share or 0.0
     largest = max(losses, key=losses.__getitem__)
     if losses[largest] < NOTEWORTHY_SHARE:
         return Headline(
@@ -154,7 +154,7 @@ def _describe_caveat(summary: Summary) -> Headline:
 
 def _describe_communication(summary: Summary, shares: Mapping[str, float]) -> Headline:
     wait, transfer = shares["exposed_wait"], shares["exposed_transfer"]
-    worst = max(summary.stragglers or (), key=lambda straggler: straggler.blame_ns_per_step or 0, default=None)
+    worst = summary.worst_straggler
     if worst is None:
         late = "for which rank is not known" if summary.stragglers is None else "no rank holds the others up"
     else:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from dtprof.analysis.communication.traffic import measure_overlap
 from dtprof.analysis.pipeline.bubbles import has_unknown_bubble
-from dtprof.analysis.results import BUBBLE, Summary
+from dtprof.analysis.results import BUBBLE, EXPOSED_PARTS, Summary
 from dtprof.analysis.steps.throughput import describe_mean_rate
 from dtprof.formatting import format_count, format_rate, list_ranks, plural
 from dtprof.report.figures.figure_numbers import NBSP, format_bytes, format_duration, format_share
@@ -119,15 +119,11 @@ def _throughput(summary: Summary) -> KeyFigure:
 
 def _exposed_communication(summary: Summary) -> KeyFigure:
     name = "Exposed communication"
-    shares = summary.part_shares or {}
-    transfer, wait = shares.get("exposed_transfer"), shares.get("exposed_wait")
-    if transfer is None or wait is None:
+    shares, exposed = summary.part_shares, summary.exposed_share
+    if shares is None or exposed is None:
         return KeyFigure(name, NOT_KNOWN, "no step could be split")
-    return KeyFigure(
-        name,
-        format_share(transfer + wait),
-        f"of the step: {format_share(wait)} wait, {format_share(transfer)} transfer",
-    )
+    transfer, wait = (format_share(shares[part] or 0) for part in EXPOSED_PARTS)
+    return KeyFigure(name, format_share(exposed), f"of the step: {wait} wait, {transfer} transfer")
 
 
 def _overlap(summary: Summary) -> KeyFigure:
@@ -170,23 +166,23 @@ def _peak_memory(summary: Summary) -> KeyFigure:
 
 def _slowdown(summary: Summary) -> KeyFigure:
     name = "Slowdown by stragglers"
-    if not summary.stragglers:
+    worst = summary.worst_straggler
+    if worst is None:
         value, beside = NOT_KNOWN, next(iter(summary.reasons("stragglers")), "no waits were measured")
         if summary.world_size == 1:
             value, beside = "none", "one rank waits for nobody"
         elif summary.stragglers is not None:
             value, beside = "none", "no rank holds the others up"
         return KeyFigure(name, value, beside)
-    worst = max(summary.stragglers, key=lambda straggler: (straggler.slowdown or 0, straggler.blame_ns_per_step or 0))
+    ranks = [straggler.rank for straggler in summary.stragglers or ()]
     blame = worst.blame_ns_per_step
-    costs = f", costs others {format_duration(blame)} a step" if blame is not None else ""
-    if worst.slowdown is None:
-        return KeyFigure(name, NOT_KNOWN, f"rank {worst.rank}{costs}")
-    together = summary.stragglers[-1].slowdown_together
-    if len(summary.stragglers) > 1 and together is not None:
-        beside = f"{list_ranks(straggler.rank for straggler in summary.stragglers)} together"
-        return KeyFigure(name, f"{together:.2f}\u00d7", beside)
-    return KeyFigure(name, f"{worst.slowdown:.2f}\u00d7", f"rank {worst.rank}{costs}")
+    beside = f"rank {worst.rank}" + (f", costs others {format_duration(blame)} a step" if blame is not None else "")
+    if len(ranks) > 1:
+        beside = f"{list_ranks(ranks)} together"
+    slowdown = summary.straggler_slowdown
+    if slowdown is None and worst.slowdown is not None:
+        beside += f"; rank {worst.rank} alone {worst.slowdown:.2f}\u00d7"
+    return KeyFigure(name, NOT_KNOWN if slowdown is None else f"{slowdown:.2f}\u00d7", beside)
 
 
 def _clock_error(summary: Summary) -> KeyFigure:
