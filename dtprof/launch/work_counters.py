@@ -5,12 +5,16 @@ from pathlib import Path
 
 import psutil
 
+POLLING_THREADS = ("TP_", "NCCL ")
+"""What names of threads begin with that ask for messages without end, whether or not any come: those of TensorPipe, which
+serve RPC (its TP_SHM_reactor takes half a core in a job that is stuck), and NCCL's proxies of the network."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkCounters:
     """Totals since the process started; None where the kernel does not tell."""
 
-    cpu_s: float | None = None
+    cpu_s: float | None = None  # of its threads, without those that poll
     children_cpu_s: float | None = None  # of its descendants that live: loader workers, compilers, tools
     io_bytes: int | None = None  # read and written, through caches too
     page_faults: int | None = None
@@ -22,7 +26,7 @@ def read_work_counters(pid: int) -> WorkCounters:
     try:
         process = psutil.Process(pid)
         return WorkCounters(
-            cpu_s=_cpu_s(process),
+            cpu_s=_cpu_s(process) - _polling_s(process),
             children_cpu_s=sum(map(_cpu_s, process.children(recursive=True))),
             io_bytes=_io_bytes(process),
             page_faults=_page_faults(pid),
@@ -38,6 +42,19 @@ def _cpu_s(process: psutil.Process) -> float:
     except psutil.NoSuchProcess:
         return 0.0  # a child that has just ended
     return float(times.user + times.system)
+
+
+def _polling_s(process: psutil.Process) -> float:
+    """Return the CPU time of the threads that poll; 0 where the kernel does not name threads."""
+    polling_s = 0.0
+    for thread in process.threads():
+        try:
+            name = Path(f"/proc/{process.pid}/task/{thread.id}/comm").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue  # it has just ended
+        if name.startswith(POLLING_THREADS):
+            polling_s += float(thread.user_time + thread.system_time)
+    return polling_s
 
 
 def _io_bytes(process: psutil.Process) -> int | None:
