@@ -271,14 +271,17 @@ class RankBuilder:
             }
         )
 
-    def exception(self, t: int, kind: str = "RuntimeError", message: str = "boom", *, line: int = 1) -> None:
-        """Add an exception that left the program."""
+    def exception(
+        self, t: int, kind: str = "RuntimeError", message: str = "boom", *, line: int = 1, library: str = ""
+    ) -> None:
+        """Add an exception that left the program, raised in this file of a library, else in its own code."""
+        frame = f'  File "{library}", line 1, in _raise\n' if library else ""
         self.exceptions.append(
             ExceptionRecord(
                 t_ns=START_NS + t,
                 type=kind,
                 message=message,
-                traceback=f"Traceback (most recent call last):\n{kind}: {message}\n",
+                traceback=f"Traceback (most recent call last):\n{frame}{kind}: {message}\n",
                 frame=Site(file="/home/me/train.py", line=line, function="main"),
             )
         )

@@ -60,8 +60,10 @@ TRANSPORT_WORDS = (
     "nccl communicator was aborted",
     "preamble.length",
     "monitoredbarrier",
+    "detected at least one rank that exhausted inputs",
 )
-"""Parts of messages by which gloo, NCCL and the store say that a peer is gone or late: victims say so, not culprits."""
+"""Parts of messages by which gloo, NCCL, the store and Join say that a peer is gone, late or through: victims say so,
+not culprits."""
 
 BACK_ENDS = ("gloo", "nccl", "torch/distributed", "c10d", "processgroup", "store", "backward", "monitoredbarrier")
 """Parts of a traceback through an operation, or of a message of a backend."""

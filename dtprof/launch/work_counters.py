@@ -6,8 +6,8 @@ from pathlib import Path
 import psutil
 
 POLLING_THREADS = ("TP_", "NCCL ")
-"""What names of threads begin with that ask for messages without end, whether or not any come: those of TensorPipe, which
-serve RPC (its TP_SHM_reactor takes half a core in a job that is stuck), and NCCL's proxies of the network."""
+"""What names of threads begin with that poll for messages without end, whether or not any come: those of TensorPipe,
+which serve RPC (its TP_SHM_reactor takes half a core in a job that is stuck), and NCCL's proxies of the network."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,8 @@ CONSEQUENCES = (
     "rank-stuck",
 )
 """Consequence of a rank without batches for the others, by the operation these wait in."""
+JOIN_RAISED = "exhausted all inputs."
+"""How torch.distributed.algorithms.Join ends what it raises on a rank that has no inputs left."""
 
 
 def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
@@ -74,6 +76,26 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
         advice=(
             "Give every rank as many batches (DistributedSampler, drop_last), or train inside "
             "torch.distributed.algorithms.Join.",
+        ),
+    )
+
+
+def explain_join(case: Case, crash: Finding) -> Iterator[Finding]:
+    """Give the finding for ranks whose Join raises as they have no inputs left (throw_on_early_termination)."""
+    raised = [rank.own_exception for r in crash.culprit_ranks if (rank := case.job.ranks.get(r)) is not None]
+    if not raised or not all(error is not None and JOIN_RAISED in error.message for error in raised):
+        return
+    first, batches = case.job.ranks[crash.culprit_ranks[0]], [rank.batches for rank in case.job.ranks.values()]
+    counted = (_show_batches(first, max(batches), counted=True),) if first.batches < max(batches) else ()
+    yield replace(
+        crash,
+        kind="uneven-inputs",
+        summary=f"{capitalised(crash.culprit_ranks)} ran out of inputs before the others, and Join raised on every "
+        "rank, as throw_on_early_termination asks.",
+        evidence=(*counted, *crash.evidence[:1]),
+        advice=(
+            "Give every rank as many batches (DistributedSampler, drop_last); without throw_on_early_termination, "
+            "Join lets the others train on.",
         ),
     )
 
@@ -164,6 +186,7 @@ def _is_outside_loop_of(job: JobState, skipped: Operation | None, instead: Opera
 
 
 RULES: Declared = (
+    Refinement(kinds=("uneven-inputs",), causes=("rank-crashed",), stages=(Stage.DEATH,), refine=explain_join),
     Refinement(
         kinds=("uneven-inputs",),
         causes=CONSEQUENCES,
