@@ -44,6 +44,7 @@ ORDER = (
     "p2p_deadlock_cycle",
     "p2p_size_mismatch",
     "p2p_unmatched",
+    "p2p_new_peer",
     "buffered_sends",
     "group_order_inversion",
     "rendezvous_incomplete",

@@ -76,6 +76,9 @@ def _find_blame(job: JobState, operations: dict[int, Operation]) -> _Blame | Non
     for is_off in (_breaks_rhythm, _is_unheard_of):
         off = [r for r, o in operations.items() if is_off(job, r, o)]
         if len(off) == 1:
+            if agreed := _agrees_with(job, off[0], operations[off[0]]):
+                (other,) = operations.keys() - {*off}
+                return _Blame(other, f"rank {off[0]} and {list_ranks(agreed)} went over to this tag alike")
             return _Blame(off[0], f"rank {off[0]} does not go on as it had with its tags here before")
     tags = _tags_of_others(job, operations)
     odd = [r for r, o in operations.items() if o.tag not in tags]
@@ -172,6 +175,15 @@ def _breaks_rhythm(job: JobState, rank: int, operation: Operation) -> bool:
     again = [tag for *pair, tag in zip(before, before[1:], before[2:], strict=False) if pair == before[-2:]]
     leaves_round = len(again) > 1 and len({*again}) == 1 and operation.tag != again[0]
     return leaves_round or (len(before) > 2 and len(steps) == 1 and operation.tag - before[-1] not in steps)
+
+
+def _agrees_with(job: JobState, rank: int, operation: Operation) -> list[int]:
+    """Return other peers with which the rank went over to the same tag since its last message on this way, and met."""
+    own = [o for o in job.ranks[rank].operations if o.p2p and o.issued_ns < operation.issued_ns]
+    same_way = (o.issued_ns for o in own if (o.group, o.op, o.peer) == (operation.group, operation.op, operation.peer))
+    last_ns = max(same_way, default=0)
+    met = (o for o in own if o.done and o.issued_ns > last_ns and o.tag == operation.tag)
+    return sorted({o.peer_rank for o in met if o.peer_rank != operation.peer_rank and _breaks_rhythm(job, rank, o)})
 
 
 RULES: Declared = (

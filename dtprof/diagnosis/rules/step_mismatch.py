@@ -429,7 +429,7 @@ def _shift(
             few = len(differs) < MIN_MISFITS
             if few and (not added or by != surplus or np.isin(odd[at : at + by], reference).any()):
                 continue  # then lines of its own must show which calls are extra
-            if overlap >= tail and np.array_equal(a[:overlap], b[:overlap]):
+            if _is_enough(odd_table, overlap, tail) and np.array_equal(a[:overlap], b[:overlap]):
                 num_skipped = _count_skipped(reference[at:], odd[at:], most=by - 1, tail=tail) if added else 0
                 return Shift(at=at, by=-num_skipped or (by if added else -by))
     return _other_round(reference, odd, reference_table, odd_table, at=at, tail=tail)
@@ -446,8 +446,16 @@ def _other_round(
         return None
     a, b = reference[~theirs], odd[~mine]
     overlap = min(len(a), len(b))
-    is_alike = overlap >= int(np.argmax(theirs)) + tail and np.array_equal(a[:overlap], b[:overlap])
-    return Shift(at=at, by=by) if is_alike else None
+    is_enough = _is_enough(odd_table, overlap - int(np.argmax(theirs)), tail)
+    return Shift(at=at, by=by) if is_enough and np.array_equal(a[:overlap], b[:overlap]) else None
+
+
+def _is_enough(table: Array, overlap: int, tail: int) -> bool:
+    """Say whether as many calls at the end of a rank are enough: fewer where each is of a step of its own."""
+    if MIN_LAST <= overlap < tail:
+        steps = table["step"][-overlap:]
+        return bool(table["in_step"][-overlap:].all()) and len(distinct(steps)) == overlap
+    return overlap >= tail
 
 
 def _count_skipped(reference: Codes, odd: Codes, *, most: int, tail: int) -> int:

@@ -58,6 +58,23 @@ def test_a_rank_that_restarts_its_count_of_tags_is_named_though_it_used_the_tag_
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-tag-mismatch", (0,), (1,))
 
 
+@pytest.mark.parametrize(("agree", "culprit"), [(True, 2), (False, 1)])
+def test_a_rank_that_restarts_its_count_with_a_peer_is_right_where_they_meet(agree: bool, culprit: int) -> None:
+    """Rank 1 passes on to rank 2 what it gets of rank 0, with the tag of that message."""
+    ranks = pair(3)
+    for tag in range(4):
+        for sender, receiver, t in ((0, 1, 100 * tag), (1, 2, 100 * tag + 50)):
+            message(ranks[sender], "send", receiver, t, t + 9, line=4, tag=tag)
+            message(ranks[receiver], "recv", sender, t, t + 9, line=5, tag=tag)
+    tag = 0 if agree else 4
+    message(ranks[0], "send", 1, 400, 409, line=4, tag=tag)
+    message(ranks[1], "recv", 0, 400, 409, line=5, tag=tag)
+    message(ranks[1], "send", 2, 450, line=4, tag=0)
+    message(ranks[2], "recv", 1, 450, line=5, tag=4)
+    finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
+    assert finding.culprit_ranks == (culprit,)
+
+
 def test_where_tags_come_in_rounds_the_end_that_leaves_their_order_is_named() -> None:
     ranks = pair()
     for number, tag in enumerate((0, 1, 2) * 3):
