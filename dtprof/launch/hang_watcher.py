@@ -3,8 +3,6 @@
 Headers alone are read, without numpy: a launcher polls twice a second for as long as the job runs.
 """
 
-import os
-import signal
 import struct
 import time
 from collections.abc import Callable
@@ -271,14 +269,3 @@ def _read(segment: Path, known: LogProgress) -> bool:
     changed: bool = head != known.heads.get(number)
     known.heads[number] = head
     return changed
-
-
-def end_leftovers(pids: list[int], run: Path) -> None:
-    """Kill processes of this very run that outlived their launcher; a reused pid is left alone."""
-    wanted = f"DTPROF_RUN_DIR={run}".encode()
-    for pid in pids:
-        try:
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
-        except OSError:
-            continue  # it has ended

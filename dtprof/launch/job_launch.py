@@ -24,6 +24,7 @@ from dtprof.launch import (
     interpreter,
     run_directory,
     run_joining,
+    run_processes,
     storage,
 )
 from dtprof.launch.archiver import Archiver
@@ -164,7 +165,7 @@ def run_job(
     watch.poll_last()
     stopped = stopper.stopping_since_s is not None
     if stopped:
-        hang_watcher.end_leftovers(watch.pids, records)
+        run_processes.end_leftovers(records, watch.pids)
     if status != 0:
         keep_program()
     if records != run:

@@ -1,6 +1,7 @@
 """The processes of a run on this host, by the variables that the job got."""
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -73,5 +74,17 @@ def _is_python(process: psutil.Process) -> bool:
 
 
 def is_of_run(run: Path, environment: Mapping[str, str]) -> bool:
-    """Say whether a process with this environment belongs to a run."""
-    return environment.get(settings.ENV_RUN_DIR) == str(run)
+    """Say whether a process with this environment belongs to a run, by whichever path the run is named."""
+    given = environment.get(settings.ENV_RUN_DIR)
+    if not given or given == str(run):
+        return bool(given)
+    with suppress(OSError):
+        return run.samefile(given)
+    return False
+
+
+def end_leftovers(run: Path, pids: Collection[int]) -> None:
+    """Kill processes of this very run that outlived their launcher; a reused pid is left alone."""
+    for process, _ in _processes(run, pids):
+        with suppress(psutil.Error):
+            process.kill()

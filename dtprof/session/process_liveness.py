@@ -1,11 +1,16 @@
 """Which processes of a run are alive on this host now, from /proc."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
+from dtprof import settings
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
 from dtprof.formatting import format_age, list_ranks
+from dtprof.launch.run_processes import is_of_run
 from dtprof.records import writer
 from dtprof.records.nodes.node_reader import silent_hosts
 from dtprof.records.rank_processes import find_processes
@@ -18,12 +23,15 @@ if TYPE_CHECKING:
 def is_alive(pid: int, run_path: Path) -> bool:
     """Say whether the process still runs and belongs to this run, not to one that took over its id."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except PermissionError:
+        environment = psutil.Process(pid).environ()
+        if settings.ENV_RUN_DIR in environment:
+            return is_of_run(run_path, environment)
+        # It joined the run after its start (`import dtprof.auto`, a cleared environment): it maps its log all the same.
+        return os.fsencode(run_path.resolve()) + b"/" in Path(f"/proc/{pid}/maps").read_bytes()
+    except (psutil.AccessDenied, PermissionError):
         return True
-    except OSError:
+    except (psutil.Error, OSError):
         return False
-    return str(run_path.absolute()).encode() in environment
 
 
 def is_recorded(run: Run) -> bool:

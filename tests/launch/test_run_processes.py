@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from dtprof import settings
-from dtprof.launch.run_processes import REREAD_EVERY, ProcessSearch
+from dtprof.launch.run_processes import REREAD_EVERY, ProcessSearch, end_leftovers, is_of_run
 
 WAITS = "import sys; print(flush=True); sys.stdin.read()"
 
@@ -48,3 +48,25 @@ def test_process_that_starts_later_is_found_at_the_next_search(tmp_path: Path) -
     with python(tmp_path) as own:
         assert [process.pid for process, _ in search.find()] == [own]
     assert list(search.find()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "is_it"), [("run", True), ("../place/run", True), ("link", True), ("ru", False), ("gone", False)]
+)
+def test_a_process_is_of_the_run_that_its_environment_names_by_any_path(
+    tmp_path: Path, given: str, is_it: bool
+) -> None:
+    place = tmp_path / "place"
+    for name in ("run", "ru"):
+        (place / name).mkdir(parents=True)
+    (place / "link").symlink_to("run")
+    assert is_of_run(place / "run", {settings.ENV_RUN_DIR: str(place / given)}) is is_it
+    assert is_of_run(place / given, {settings.ENV_RUN_DIR: str(place / "run")}) is is_it
+    assert not is_of_run(place / given, {})
+
+
+def test_only_leftovers_of_the_run_are_killed(tmp_path: Path) -> None:
+    with python(tmp_path / "run") as own, python(tmp_path / "other") as foreign:
+        end_leftovers(tmp_path / "run", [own, foreign])
+        assert psutil.Process(own).wait(10) in (-9, None)
+        assert psutil.Process(foreign).is_running()

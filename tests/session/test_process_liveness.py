@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
@@ -11,7 +13,7 @@ from dtprof.records import paths, writer
 from dtprof.records.nodes import node_samples
 from dtprof.records.reader import open_run
 from dtprof.session.engines import IN_THIS_PROCESS
-from dtprof.session.process_liveness import confirm_running
+from dtprof.session.process_liveness import confirm_running, is_alive
 from dtprof.session.run_exports import export_run
 from dtprof.session.run_measurement import summarise_opened
 from tests.builders import RankBuilder, write_run
@@ -63,3 +65,30 @@ def test_ranks_of_a_host_that_is_silent_may_have_ended(tmp_path: Path) -> None:
     assert told == "ended: rank 1 may have ended: nothing was heard of host host1 for 60 s while others were"
     os.utime(file, (999, 999))
     assert not [reason for reason in confirm_running(summarise(run), run).cannot_tell if reason.startswith("ended")]
+
+
+MAPS = """
+import mmap, sys
+file = open(sys.argv[1], "rb")
+kept = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_that_joined_the_run_after_its_start_is_known_by_the_log_that_it_maps(tmp_path: Path) -> None:
+    for name in ("run", "run-2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("run")
+    log = tmp_path / "run" / "events"
+    log.write_bytes(b"events")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", MAPS, log], env={}, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = {
+            name: is_alive(process.pid, tmp_path / name) for name in ("run", "link", "../" + tmp_path.name + "/run")
+        }
+        assert set(found.values()) == {True}, found
+        assert not is_alive(process.pid, tmp_path / "run-2")
+    assert not is_alive(process.pid, tmp_path / "run")
