@@ -7,6 +7,7 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dtprof.analysis.rank_exits import RankEnd
 from dtprof.formatting import format_fraction, format_ns, list_ranks, plural
 from dtprof.job.axes import axis_words
 from dtprof.job.clock_alignment import ClockResult
@@ -193,7 +194,7 @@ class RankResult:
     peak_bytes: int | None
     memory_categories: dict[str, int | None]  # by memory.CATEGORIES; empty where none was recorded
     events: int
-    ended: str  # "finished", "exited 1", "killed by SIGKILL", "running", "unknown"
+    ended: RankEnd
     user_phases_ns: dict[str, int] | None = None  # by the names the program gave; they may overlap
     memory_bytes: dict[str, int] = field(default_factory=dict)  # the largest value of each sample
     fragmentation: float | None = None  # 1 - allocated / reserved on the device, both at their peaks

@@ -29,7 +29,7 @@ from dtprof.analysis.memory.device_use import measure_use
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.memory.rank_memory import find_fragmentation
 from dtprof.analysis.pipeline.bubbles import PipelineWindows, measure_pipelines
-from dtprof.analysis.rank_exits import describe_end
+from dtprof.analysis.rank_exits import find_end
 from dtprof.analysis.recoveries import find_recoveries
 from dtprof.analysis.results import (
     BUBBLE,
@@ -402,7 +402,7 @@ def _rank_result(
         clock=DEVICE if fact.device_error_ns is not None else HOST if fact.hook else None,
         host_lead_ns=fact.host_lead_ns,
         events=fact.events,
-        ended=describe_end(
+        ended=find_end(
             exit_seen=run.exit_of(fact.host, fact.pid),
             ended_ns=fact.ended_ns,
             has_exception=fact.has_exception,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dtprof.analysis.rank_exits import NO_EXIT_RECORD
+from dtprof.analysis.rank_exits import EndState
 from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.findings import Finding, at_line, wait_words
@@ -117,7 +117,7 @@ def _outcome(job: JobState, findings: Sequence[Finding], left_open: tuple[str, .
     # The launcher has recorded no end either, so nobody saw how these ranks exited.
     if not job.manifest.ended_realtime_ns and (gone := _without_exit_record(job)):
         return "unknown", (
-            f"{list_ranks(gone)} {NO_EXIT_RECORD}: killed together with dtprof run, or with the host; "
+            f"{list_ranks(gone)} {EndState.NO_RECORD.value}: killed together with dtprof run, or with the host; "
             "no fault was detected before that",
         )
     return "healthy", ()

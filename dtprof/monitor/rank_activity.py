@@ -7,7 +7,7 @@ from time import monotonic_ns
 
 import numpy as np
 
-from dtprof.analysis.rank_exits import describe_end
+from dtprof.analysis.rank_exits import RankEnd, find_end
 from dtprof.analysis.steps.step_boundaries import number_marks
 from dtprof.job.axes import purpose_of
 from dtprof.job.stalls import SLOW_AFTER_NS, RankPhase, phase_of
@@ -16,7 +16,6 @@ from dtprof.records import events, schema
 from dtprof.records.run_follower import Growth
 from dtprof.records.tables import Array, ProcessExit, RankTables
 
-RUNNING = "running"
 MEMORY_SAMPLES = (events.CUDA_ALLOCATED_BYTES, events.RSS_BYTES)
 """Samples that may give the memory of a rank; the first one that is sampled does."""
 
@@ -27,7 +26,7 @@ class RankActivity:
 
     rank: int
     host: str
-    end: str  # "running", or how it ended: "finished", "exited 1", "killed by SIGKILL"
+    end: RankEnd
     step: int  # optimizer steps that it had ended by its newest record
     doing: str  # "all_reduce #17 of dp", "all_reduce #17 of dp on its device", "backward"; empty between phases
     blocks: bool  # it is inside an operation, or waits for one
@@ -37,16 +36,6 @@ class RankActivity:
     memory_bytes: int | None
     phase: RankPhase = RankPhase.STEPS
     joins: bool = False  # it is in init_process_group or new_group, in which others must come
-
-    @property
-    def is_running(self) -> bool:
-        """Say whether it has not ended, as far as anything tells."""
-        return self.end == RUNNING
-
-    @property
-    def ended_badly(self) -> bool:
-        """Say whether it ended in another way than by finishing."""
-        return self.end.startswith(("killed", "exited"))
 
 
 class RankActivities:
@@ -86,7 +75,7 @@ class RankActivities:
                 for values in (self._newest_ns, self._steps, self._before_marks, self._memory):
                     values.pop(rank, None)
             self._update(rank, growth)
-            end = describe_end(
+            end = find_end(
                 exit_seen=exit_of(known.host, known.pid),
                 ended_ns=known.ended_ns,
                 has_exception=bool(known.exceptions),
@@ -102,7 +91,7 @@ class RankActivities:
             open_phases = [_name(int(op), known) for op in growth.open_spans["op"].tolist()]
             step = self._steps.get(rank, 0) - self._before_marks.get(rank, 0)
             newest_ns = self._newest_ns[rank]
-            on_this_clock = known.boot_id == boot_id and end == RUNNING
+            on_this_clock = known.boot_id == boot_id and end.is_running
             found.append(
                 RankActivity(
                     rank=rank,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dtprof.analysis.rank_exits import STOPPED
+from dtprof.analysis.rank_exits import RankEnd
 from dtprof.analysis.results import StragglerResult, Summary
 from dtprof.analysis.whatif.advice import summarise_advised
 from dtprof.columns import distinct
@@ -68,13 +68,13 @@ class JobSnapshot:
         return (
             self.progress.state == Progress.PROGRESSING
             and not self.mismatches
-            and all(rank.is_running for rank in self.ranks)
+            and all(rank.end.is_running for rank in self.ranks)
         )
 
     @property
     def step(self) -> int:
         """Steps that all running ranks had ended."""
-        running = [rank.step for rank in self.ranks if rank.is_running] or [rank.step for rank in self.ranks]
+        running = [rank.step for rank in self.ranks if rank.end.is_running] or [rank.step for rank in self.ranks]
         return min(running, default=0)
 
 
@@ -137,9 +137,9 @@ class Monitor:
         )
         if growths and self._summarises and summarises:
             self._summarise()
-        is_over = has_ended or not any(rank.is_running for rank in ranks)
+        is_over = has_ended or not any(rank.end.is_running for rank in ranks)
         self._note_pauses(growths.values())
-        running = [] if is_over else [rank for rank in ranks if rank.is_running]
+        running = [] if is_over else [rank for rank in ranks if rank.end.is_running]
         progress = assess_job(
             _progress(running, self._clock() - self._moved),
             hang_after_s=hang_after_of(manifest.settings),
@@ -167,7 +167,7 @@ class Monitor:
 
     def _find_silent(self, ranks: Sequence[RankActivity], *, is_over: bool) -> list[str]:
         """Name the hosts of which nothing is heard any more."""
-        running = {rank.host for rank in ranks if rank.is_running}
+        running = {rank.host for rank in ranks if rank.end.is_running}
         if is_over or len(running) < 2:
             return []
         quiet_s = silent_hosts(self.run, {rank.host for rank in ranks}, running)
@@ -261,23 +261,23 @@ def _find_alarms(
 
 def _describe_exits(ranks: Sequence[RankActivity]) -> list[str]:
     """Name the ranks that failed, the fewest of a kind first; those ended by the launcher's SIGTERM come last."""
-    by_end: dict[str, list[int]] = {}
+    by_end: dict[RankEnd, list[int]] = {}
     for rank in ranks:
-        if rank.ended_badly:
+        if rank.end.failed:
             by_end.setdefault(rank.end, []).append(rank.rank)
     alarms: list[str] = []
     left = len(ranks)
-    for end, found in sorted(by_end.items(), key=lambda one: (one[0] == STOPPED, len(one[1]))):
+    for end, found in sorted(by_end.items(), key=lambda item: (item[0].was_stopped, len(item[1]))):
         named = list_ranks(found)
         if len(found) == left > (MAX_NAMED if alarms else 1):
             every = "both ranks" if left == 2 else f"all {format_count(left)} ranks"
             named = f"the other {format_count(left)} ranks" if alarms else every
         left -= len(found)
-        was = "was" if len(found) == 1 else "were"
-        if end == STOPPED:
+        if end.was_stopped:
+            was = "was" if len(found) == 1 else "were"
             alarms.append(f"{'then ' if alarms else ''}{named} {was} stopped by SIGTERM")
         else:
-            alarms.append(f"{named} {was} {end}" if end.startswith("killed") else f"{named} {end}")
+            alarms.append(f"{named} {end.clause(len(found))}")
     return alarms
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from dtprof import settings
-from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
+from dtprof.analysis.rank_exits import EndState, RankEnd
 from dtprof.formatting import format_age, list_ranks
 from dtprof.launch.run_processes import is_of_run
 from dtprof.records import writer
@@ -48,13 +48,13 @@ def confirm_running(summary: "Summary", run: Run) -> "Summary":
     From the files alone, a rank without an exit record runs. Where dtprof was killed with the job, it is gone; where
     nothing is heard of its host though others are heard of, it may be.
     """
-    running = {rank.rank for rank in summary.ranks if rank.ended == RUNNING}
+    running = {rank.rank for rank in summary.ranks if rank.ended.is_running}
     if not running:
         return summary
     processes = find_processes(run.folders)
     here = [process for process in processes if process.boot_id == writer.boot_id()]
     gone = {process.rank for process in here if not is_alive(process.pid, run.path)} & running
-    ranks = [replace(rank, ended=NO_EXIT_RECORD) if rank.rank in gone else rank for rank in summary.ranks]
+    ranks = [replace(rank, ended=RankEnd(EndState.NO_RECORD)) if rank.rank in gone else rank for rank in summary.ranks]
     of_host: dict[str, set[int]] = {}
     for process in processes:
         of_host.setdefault(process.host, set()).add(process.rank)

@@ -1,8 +1,10 @@
 """How a rank ended, in words."""
 
+from pathlib import Path
+
 import pytest
 
-from dtprof.analysis.rank_exits import describe_end
+from dtprof.analysis.rank_exits import EndState, find_end
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
 
@@ -24,7 +26,12 @@ def test_the_parent_is_believed_before_the_rank_itself(
     status: int | None, ended_ns: int, has_exception: bool, job_has_ended: bool | None, expected: str
 ) -> None:
     seen = None if status is None else ProcessExit(pid=1, status=status, t_ns=9)
-    assert (
-        describe_end(exit_seen=seen, ended_ns=ended_ns, has_exception=has_exception, job_has_ended=job_has_ended)
-        == expected
-    )
+    end = find_end(exit_seen=seen, ended_ns=ended_ns, has_exception=has_exception, job_has_ended=job_has_ended)
+    assert str(end) == expected
+    assert end.failed == expected.startswith(("exited", "killed"))
+
+
+def test_the_page_of_the_json_lists_every_state() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "summary-json.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| `ended` |")]
+    assert [state for state in EndState if f"`{state.example}`" not in row] == []

@@ -88,7 +88,7 @@ def test_a_healthy_run_is_complete_and_used_from_the_second_step() -> None:
     assert summary.steps.duration_ns.median == 100 * MS
     assert [series.duration_ns for series in summary.step_series] == [(100 * MS,) * 5] * 2
     assert [rank.peak_bytes for rank in summary.ranks] == [10_005, 10_006]
-    assert [rank.ended for rank in summary.ranks] == ["finished", "finished"]
+    assert [str(rank.ended) for rank in summary.ranks] == ["finished", "finished"]
     assert summary.stragglers == ()
     (row,) = summary.collectives
     assert row.count == 5  # one a step used
@@ -207,7 +207,7 @@ def test_ranks_killed_in_the_middle_of_a_step_keep_their_complete_steps() -> Non
     exits = {ranks[0].pid: ProcessExit(pid=ranks[0].pid, status=-9, t_ns=1)}
     summary = summarise(MemoryRun(ranks, exits=exits))
     assert summary.steps.used == (2, 6)
-    assert [rank.ended for rank in summary.ranks] == ["killed by SIGKILL", "unknown"]
+    assert [str(rank.ended) for rank in summary.ranks] == ["killed by SIGKILL", "unknown"]
     assert has_caveat(summary, "did not close the log")
     check_invariants(summary)
 
@@ -216,7 +216,7 @@ def test_a_job_that_has_not_ended_is_running() -> None:
     ranks = train(1)
     ranks[0].closed = False
     summary = summarise(MemoryRun(ranks, manifest=Manifest(started_realtime_ns=5, ended_realtime_ns=0)))
-    assert summary.ranks[0].ended == "running"
+    assert summary.ranks[0].ended.is_running
 
 
 def test_an_empty_run_is_summarised_in_sentences() -> None:

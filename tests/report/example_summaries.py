@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from dtprof.analysis.rank_exits import EndState, RankEnd
 from dtprof.analysis.results import (
     PARTS,
     PHASES,
@@ -100,7 +101,7 @@ def summary_of(*, num_ranks: int = 4, num_steps: int = 20, run: str = "dtprof-ru
                 peak_bytes=(512 + rank % 8) * 2**20,
                 memory_categories={},
                 events=1234,
-                ended="finished",
+                ended=RankEnd(EndState.FINISHED),
                 waited_for_ns={LATE_RANK: 50 * MS, 0: MS} if rank != LATE_RANK else {},
             )
             for rank in ranks
@@ -272,7 +273,7 @@ def empty_summary() -> Summary:
                 peak_bytes=None,
                 memory_categories={},
                 events=0,
-                ended="unknown",
+                ended=RankEnd(EndState.UNKNOWN),
             ),
         ),
         collectives=(),

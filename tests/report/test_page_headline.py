@@ -1,9 +1,11 @@
 """The verdict says what matters most, and only what the summary holds."""
 
+import signal
 from dataclasses import replace
 
 import pytest
 
+from dtprof.analysis.rank_exits import EndState, RankEnd
 from dtprof.analysis.results import PARTS, Advice, Summary
 from dtprof.records.nodes.sampled_lines import HotLine
 from dtprof.report.pages.page_headline import split_topic, write_headline
@@ -106,8 +108,8 @@ def test_a_job_that_computes_is_healthy() -> None:
 
 def test_a_rank_that_was_killed_comes_before_where_the_time_goes() -> None:
     summary = summary_of(num_ranks=3)
-    killed = replace(summary.ranks[1], ended="killed by SIGKILL")
-    left = replace(summary.ranks[2], ended="exited 1")
+    killed = replace(summary.ranks[1], ended=RankEnd(EndState.KILLED, signal.SIGKILL))
+    left = replace(summary.ranks[2], ended=RankEnd(EndState.EXITED, 1))
     headline = write_headline(replace(summary, ranks=(summary.ranks[0], killed, left)))
     assert headline.verdict == "bad"
     assert headline.sentence == "The job did not end well: rank 1 was killed by SIGKILL, rank 2 exited 1."
@@ -116,8 +118,9 @@ def test_a_rank_that_was_killed_comes_before_where_the_time_goes() -> None:
 
 def test_who_was_stopped_comes_after_who_failed() -> None:
     summary = summary_of(num_ranks=4)
-    ended = ("killed by SIGTERM", "killed by SIGKILL", "killed by SIGTERM", "killed by SIGTERM")
-    ranks = tuple(replace(rank, ended=how) for rank, how in zip(summary.ranks, ended, strict=True))
+    numbers = (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGTERM)
+    ended = (RankEnd(EndState.KILLED, number) for number in numbers)
+    ranks = tuple(replace(rank, ended=end) for rank, end in zip(summary.ranks, ended, strict=True))
     assert said(replace(summary, ranks=ranks)) == (
         "The job did not end well: rank 1 was killed by SIGKILL, ranks 0, 2, 3 stopped by SIGTERM."
     )
@@ -136,7 +139,7 @@ def test_missing_ranks_are_named_and_counted() -> None:
 
 def test_many_failed_ranks_do_not_fill_the_headline() -> None:
     summary = summary_of(num_ranks=64)
-    failed = tuple(replace(rank, ended="exited 1") for rank in summary.ranks)
+    failed = tuple(replace(rank, ended=RankEnd(EndState.EXITED, 1)) for rank in summary.ranks)
     assert said(replace(summary, ranks=failed)).endswith("rank 3 exited 1, 60 more ranks failed.")
 
 
@@ -152,7 +155,7 @@ def test_cannot_tell_says_why_and_prefers_what_is_said_of_steps() -> None:
 
 def test_a_running_job_is_not_a_failed_one() -> None:
     summary = summary_of(num_ranks=1)
-    running = replace(summary, ranks=(replace(summary.ranks[0], ended="running"),))
+    running = replace(summary, ranks=(replace(summary.ranks[0], ended=RankEnd(EndState.RUNNING)),))
     assert write_headline(running).verdict != "bad"
 
 

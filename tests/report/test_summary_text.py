@@ -1,9 +1,11 @@
 """The summary as text."""
 
+import signal
 from dataclasses import replace
 
 import pytest
 
+from dtprof.analysis.rank_exits import EndState, RankEnd
 from dtprof.analysis.results import CollectiveResult, GroupResult, Headroom, PipelineResult, Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.tables import OutOfMemory
@@ -102,7 +104,7 @@ def test_of_many_ranks_the_extremes_and_the_median_are_shown() -> None:
 
 def test_a_run_that_did_not_end_well_is_sent_to_diagnose() -> None:
     summary = summary_of(2)
-    killed = replace(summary.ranks[1], ended="killed by SIGKILL")
+    killed = replace(summary.ranks[1], ended=RankEnd(EndState.KILLED, signal.SIGKILL))
     text = summary_text(replace(summary, ranks=(summary.ranks[0], killed)))
     assert "ended       rank 0 finished; rank 1 killed by SIGKILL" in text
     assert text.endswith("dtprof diagnose a-run")

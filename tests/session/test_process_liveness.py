@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
+from dtprof.analysis.rank_exits import EndState, RankEnd
 from dtprof.analysis.run_summary import summarise
 from dtprof.records import paths, writer
 from dtprof.records.nodes import node_samples
@@ -18,6 +18,7 @@ from dtprof.session.run_exports import export_run
 from dtprof.session.run_measurement import summarise_opened
 from tests.builders import RankBuilder, write_run
 
+RUNNING, NO_EXIT_RECORD = RankEnd(EndState.RUNNING), RankEnd(EndState.NO_RECORD)
 DEAD_PID = 2**22 + 1
 """More than Linux gives."""
 
@@ -45,7 +46,7 @@ def test_exported_tables_and_the_api_say_the_same_of_a_rank_that_is_gone(tmp_pat
     path = unended_run(tmp_path / "run", writer.boot_id())
     export_run(path, "csv", tmp_path / "tables", IN_THIS_PROCESS)
     with (tmp_path / "tables" / "ranks.csv").open(encoding="utf-8") as file:
-        assert {row["ended"] for row in csv.DictReader(file)} == {NO_EXIT_RECORD}
+        assert {row["ended"] for row in csv.DictReader(file)} == {str(NO_EXIT_RECORD)}
     assert {rank.ended for rank in summarise_opened(open_run(path), IN_THIS_PROCESS).ranks} == {NO_EXIT_RECORD}
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from dtprof.analysis import metric_registry
 from dtprof.analysis.metric_registry import Metric
+from dtprof.analysis.rank_exits import EndState
 from dtprof.analysis.results import CallLine, Summary
 from dtprof.interchange.public_tables.record_tables import RANK
 from dtprof.interchange.public_tables.table import Column, Table, build_table
@@ -52,7 +53,7 @@ THROUGHPUT = (
 RANKS = (
     RANK,
     *_columns(metric_registry.RANK),
-    Column(name="ended", dtype="str", meaning="finished, exited N, killed by SIGNAL, running, unknown"),
+    Column(name="ended", dtype="str", meaning=", ".join(state.example for state in EndState)),
 )
 COLLECTIVES = (
     Column(name="group", dtype="str", meaning="name of the process group"),
@@ -164,7 +165,7 @@ def _throughput(summary: Summary) -> list[tuple[Any, ...]]:
 
 
 def _ranks(summary: Summary) -> list[tuple[Any, ...]]:
-    return [(rank.rank, *_values(metric_registry.RANK, rank), rank.ended) for rank in summary.ranks]
+    return [(rank.rank, *_values(metric_registry.RANK, rank), str(rank.ended)) for rank in summary.ranks]
 
 
 def _place(line: CallLine | None) -> tuple[str | None, int | None, str | None]:

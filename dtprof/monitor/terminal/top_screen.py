@@ -127,7 +127,7 @@ def choose_ranks(ranks: Sequence[RankActivity], summary: Summary | None, room: i
     least = min(rank.step for rank in ranks)
 
     def order(rank: RankActivity) -> tuple[bool, bool, int, bool, int]:
-        return not rank.ended_badly, rank.rank not in slow, rank.step - least, rank.blocks, rank.rank
+        return not rank.end.failed, rank.rank not in slow, rank.step - least, rank.blocks, rank.rank
 
     return sorted(sorted(ranks, key=order)[:room], key=lambda rank: rank.rank)
 
@@ -156,10 +156,10 @@ def _choose_columns(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
 
 
 def _cells(rank: RankActivity, measured: RankResult | None) -> list[Text]:
-    doing = rank.doing or ("between phases" if rank.is_running else "")
+    doing = rank.doing or ("between phases" if rank.end.is_running else "")
     place = f"  {rank.where}" if rank.where else ""
     partition = measured.partition_ns if measured is not None else None
-    style = "" if rank.is_running else "red" if rank.ended_badly else "dim"
+    style = "" if rank.end.is_running else "red" if rank.end.failed else "dim"
     is_long = rank.since_ns is not None and rank.since_ns >= LONG_NS
     return [
         Text(str(rank.rank)),
@@ -169,7 +169,7 @@ def _cells(rank: RankActivity, measured: RankResult | None) -> list[Text]:
         Text(_share((partition or {}).get("exposed_wait"), measured)),
         Text(format_bytes(rank.memory_bytes)),
         Text(f"{rank.since_ns / 1e9:.1f} s" if rank.since_ns is not None else UNKNOWN, style="yellow" * is_long),
-        Text(f"{doing}{place}" if rank.is_running else rank.end, style=style),
+        Text(f"{doing}{place}" if rank.end.is_running else str(rank.end), style=style),
     ]
 
 

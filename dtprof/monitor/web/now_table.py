@@ -57,7 +57,7 @@ def _head(name: str) -> Markup:
 def _row(rank: RankActivity, newest: NewestStep | None, longest_ns: int) -> Markup:
     duration_ns = newest.duration_ns.get(rank.rank) if newest is not None else None
     parts = newest.parts_ns.get(rank.rank) if newest is not None else None
-    place = f"{rank.doing or 'between phases'}  {rank.where}" if rank.is_running else rank.end
+    place = f"{rank.doing or 'between phases'}  {rank.where}" if rank.end.is_running else str(rank.end)
     return element(
         "tr",
         _number(str(rank.rank)),
@@ -68,7 +68,7 @@ def _row(rank: RankActivity, newest: NewestStep | None, longest_ns: int) -> Mark
         _number(_share(parts, (parts or {}).get("exposed_wait"))),
         _number(format_bytes(rank.memory_bytes)),
         _number(f"{rank.since_ns / 1e9:.1f} s" if rank.since_ns is not None else UNKNOWN),
-        element("td", element("bdi", place), class_="now-bad" if rank.ended_badly else None),
+        element("td", element("bdi", place), class_="now-bad" if rank.end.failed else None),
     )
 
 

@@ -64,5 +64,5 @@ def _rank(rank: RankResult) -> dict[str, Any]:
             ],
         },
         "events": rank.events,
-        "ended": rank.ended,
+        "ended": str(rank.ended),
     }

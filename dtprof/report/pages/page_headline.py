@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtprof.analysis.communication.axis_collectives import collectives_by_axis
-from dtprof.analysis.rank_exits import STOPPED
 from dtprof.analysis.results import RankResult, Summary
 from dtprof.analysis.whatif.prediction import NO_GAIN
 from dtprof.diagnosis.findings import Verdict
@@ -18,7 +17,6 @@ NOTEWORTHY_SHARE = 0.10
 """A part of less than this share of the step is not worth the headline."""
 MOST = 0.7
 """Wait or transfer alone is named where it is at least this share of the exposed communication."""
-ENDED_WELL = ("finished", "running", "unknown")
 BROKEN = {"hang": "Hang", "crash": "Crash"}
 """Outcomes of the diagnosis that come before everything else."""
 _MAX_NAMED_RANKS = 4
@@ -56,7 +54,7 @@ def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline
     """Return the headline: a hang or bad exit, else the largest cost of the job, else why it is not known."""
     if verdict is not None and verdict.outcome in BROKEN and verdict.findings:
         return _describe_finding(verdict, summary)
-    failed = [rank for rank in summary.ranks if rank.ended not in ENDED_WELL]
+    failed = [rank for rank in summary.ranks if rank.ended.failed]
     if failed or summary.missing_ranks:
         return _describe_end(failed, summary)
     known = summary.part_shares
@@ -107,9 +105,9 @@ def _who_spends(summary: Summary, share: float) -> str:
 
 def _describe_end(failed: list[RankResult], summary: Summary) -> Headline:
     """Name first who ended by itself: those stopped by SIGTERM followed."""
-    stopped = [rank for rank in failed if rank.ended == STOPPED]
-    causes = [rank for rank in failed if rank.ended != STOPPED]
-    said = [f"rank {rank.rank} {_in_the_past(rank.ended)}" for rank in causes[:_MAX_NAMED_RANKS]]
+    stopped = [rank for rank in failed if rank.ended.was_stopped]
+    causes = [rank for rank in failed if not rank.ended.was_stopped]
+    said = [f"rank {rank.rank} {rank.ended.clause()}" for rank in causes[:_MAX_NAMED_RANKS]]
     if len(causes) > _MAX_NAMED_RANKS:
         said.append(f"{plural(len(causes) - _MAX_NAMED_RANKS, 'more rank')} failed")
     if stopped:
@@ -132,10 +130,6 @@ def _name_ranks(ranks: Sequence[int]) -> str:
     named = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS]))
     rest = len(ranks) - _MAX_NAMED_RANKS
     return f"rank{'' if len(ranks) == 1 else 's'} {named}" + (f" and {rest} more" if rest > 0 else "")
-
-
-def _in_the_past(ended: str) -> str:
-    return f"was {ended}" if ended.startswith("killed") else ended
 
 
 def _describe_caveat(summary: Summary) -> Headline:

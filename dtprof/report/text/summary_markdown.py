@@ -10,10 +10,10 @@ from html import escape
 from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
+from dtprof.analysis.rank_exits import EndState
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural, shorten
 from dtprof.report.text.summary_text import (
-    EXIT_WORDS,
     MAX_HOT_LINES,
     group_words,
     operation_name,
@@ -128,7 +128,7 @@ def _notes(summary: Summary) -> str:
     peaks = [(rank.peak_bytes, rank.rank) for rank in summary.ranks if rank.peak_bytes is not None]
     if peaks:
         lines.append(f"- peak memory: {format_bytes(max(peaks)[0])} on rank {max(peaks)[1]}")
-    exits = sorted({EXIT_WORDS.get(rank.ended, rank.ended) for rank in summary.ranks} - {"finished"})
+    exits = sorted({rank.ended.words for rank in summary.ranks if rank.ended.state != EndState.FINISHED})
     if exits:
         lines.append(f"- ended: {', '.join(map(escape, exits))}")
     share = summary.overhead.share_of_step

@@ -12,7 +12,7 @@ from statistics import median
 from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis, name_operations
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
-from dtprof.analysis.rank_exits import NO_EXIT_RECORD
+from dtprof.analysis.rank_exits import EndState, RankEnd
 from dtprof.analysis.results import (
     PARTS,
     CallLine,
@@ -54,7 +54,6 @@ MAX_COLLECTIVES = 5
 WORTH_IMBALANCE = 1.05
 LEAST_GROUP = 8
 """Columns that the name of a group keeps, though the table becomes too wide."""
-EXIT_WORDS = {"unknown": NO_EXIT_RECORD}
 _PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoint": "ckpt", "optimizer": "optim"}
 
 MAX_HOT_LINES = 2
@@ -150,15 +149,14 @@ def _recovered(recoveries: Sequence[Recovery]) -> str:
 
 def _exits(ranks: Sequence[RankResult]) -> str:
     """Return how ranks ended, those of the rarest exit first, where not all finished."""
-    by_exit: dict[str, list[int]] = {}
+    by_exit: dict[RankEnd, list[int]] = {}
     for rank in ranks:
         by_exit.setdefault(rank.ended, []).append(rank.rank)
-    if set(by_exit) <= {"finished"}:
+    if all(end.state == EndState.FINISHED for end in by_exit):
         return ""
     rarest = sorted(by_exit.items(), key=lambda item: len(item[1]))
     return "; ".join(
-        f"{f'rank {exited[0]}' if len(exited) == 1 else f'{len(exited)} ranks'} {EXIT_WORDS.get(how, how)}"
-        for how, exited in rarest
+        f"{f'rank {exited[0]}' if len(exited) == 1 else f'{len(exited)} ranks'} {end.words}" for end, exited in rarest
     )
 
 
@@ -475,6 +473,6 @@ def _quality_lines(summary: Summary) -> list[str]:
 
 
 def _next_command(summary: Summary) -> str:
-    ended_well = {rank.ended for rank in summary.ranks} <= {"finished", "running", "unknown"}
-    command = "report" if ended_well and not summary.missing_ranks else "diagnose"
+    failed = summary.missing_ranks or any(rank.ended.failed for rank in summary.ranks)
+    command = "diagnose" if failed else "report"
     return f"dtprof {command} {shlex.quote(summary.run)}"
