@@ -19,6 +19,7 @@ from dtprof.job.issued_operations import Operation, RankOperations
 from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.job.wait_graph import Wait, find_waits
 from dtprof.lint.program_order import SourcePlace
+from dtprof.records.nodes.exit_records import STOPPING_SIGNALS
 from dtprof.records.oom_victims import OomVictim
 from dtprof.records.sites import Site, site_of_stack
 from dtprof.records.tables import (
@@ -41,7 +42,6 @@ from dtprof.records.user_files import is_user_file
 if TYPE_CHECKING:
     from dtprof.analysis.results import MemoryGrowth, StragglerResult
 
-_POLITE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 TRANSPORT_WORDS = (
     "connection closed by peer",
     "connection reset by peer",
@@ -239,7 +239,7 @@ class RankState(RankOperations):
     @property
     def stopped_politely(self) -> bool:
         """Say whether it was ended by a signal that launchers and people send to stop a job."""
-        return self.exit is not None and -self.exit.status in _POLITE
+        return self.exit is not None and -self.exit.status in STOPPING_SIGNALS
 
     @property
     def finished(self) -> bool:

@@ -8,11 +8,12 @@ from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.findings import Finding, at_line, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState, Stop
 from dtprof.diagnosis.open_collectives import find_open_collectives
-from dtprof.diagnosis.rank_failures import NATIVE_CRASHES, STOPPED
+from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
 from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.stalls import SLOW_AFTER_NS, Progress
+from dtprof.records.nodes.exit_records import is_stop
 
 CRASHES = {"rank-crashed", "rank-killed"}
 SLOW = {"slow-rank", "slow-link", "long-operation"}
@@ -109,7 +110,7 @@ def _outcome(job: JobState, findings: Sequence[Finding], left_open: tuple[str, .
         lost = [rank for rank in job.ranks.values() if rank.transport_exception is not None]
         if lost and job.stop is None:
             return "unknown", tuple(_lost_words(rank) for rank in lost[:3])
-        if job.stop is not None or stopped or status in STOPPED:
+        if job.stop is not None or stopped or is_stop(status):
             return "unknown", (_stop_words(job),)
         return "unknown", (f"the job ended with exit status {status}, and no record shows why",)
     if job.stalled:
@@ -148,7 +149,7 @@ def _log_words(job: LoggedJob, *, is_reported: bool) -> Sequence[str]:
 def _was_stopped(job: JobState) -> bool:
     """Say whether the job made progress until somebody stopped it."""
     ranks = job.ranks.values()
-    asked = job.manifest.exit_status in STOPPED or any(rank.stopped_politely for rank in ranks)
+    asked = is_stop(job.manifest.exit_status) or any(rank.stopped_politely for rank in ranks)
     return not job.stalled and (job.stop is not None or (asked and not _failed(job)))
 
 
@@ -181,7 +182,7 @@ def _stop_words(job: JobState) -> str:
 
 
 def _stopped(stop: Stop | None) -> str:
-    signals = "SIGKILL of all ranks together" if stop is not None and stop.by_kill else "SIGINT or SIGTERM"
+    signals = "SIGKILL of all ranks together" if stop is not None and stop.by_kill else "SIGINT, SIGTERM or SIGHUP"
     return f"the job was stopped from outside ({signals})"
 
 

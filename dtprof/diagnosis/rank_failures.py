@@ -15,6 +15,7 @@ from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.stop_detection import stop_ns
 from dtprof.formatting import format_bytes
 from dtprof.job.issued_operations import Operation
+from dtprof.records.nodes.exit_records import is_stop
 from dtprof.records.sites import Site
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
@@ -22,8 +23,6 @@ OUTLIVED_NS = 1_000_000_000
 """A signal to the whole job ends its ranks within this time."""
 TOO_LATE = "imed out"
 """Parts of messages of backends where no peer was lost and only a timeout passed."""
-STOPPED = (-2, -15, 130, 143)
-"""Exit statuses of a job that was stopped from outside."""
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
 
@@ -62,7 +61,7 @@ def _stopped_alone(end: ProcessExit, job: JobState) -> bool:
     """Say whether a polite signal ended this rank first, and the others lived on: nobody stopped the whole job."""
     others = [rank for rank in job.ranks.values() if rank.pid != end.pid]
     return (
-        bool(others) and job.manifest.exit_status not in STOPPED and all(_lived_on(other, end.t_ns) for other in others)
+        bool(others) and not is_stop(job.manifest.exit_status) and all(_lived_on(other, end.t_ns) for other in others)
     )
 
 

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.records import paths, writer
+from dtprof.records.nodes.exit_records import is_stop
 
 VERDICT = ".verdict.json"
 MOST_BYTES = 1 << 20
 """Of a manifest or a verdict: what is larger, dtprof did not write."""
-STOPPED = frozenset({-2, -15, 130, 143})
-"""Exit statuses of a job that a user or a scheduler stopped."""
 RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, UNKNOWN = "running", "cut-off", "ended", "stopped", "unknown"
 OUTCOMES = (RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, "healthy", "slow", "risk", "crash", "hang", UNKNOWN)
 """How runs may stand. `ended`: with status 0, and nobody has diagnosed it."""
@@ -138,7 +137,7 @@ def _outcome(run: Path, document: Mapping[str, Any], verdict: Mapping[str, Any],
         status = next(iter(statuses - {0}), 0)
     if not isinstance(status, int):
         return UNKNOWN
-    if status in STOPPED:
+    if is_stop(status):
         return ENDED_BY_SIGNAL
     return "crash" if status else ENDED
 

@@ -59,6 +59,7 @@ def test_outcomes_follow_from_manifest_exits_and_verdict(tmp_path: Path, capsys:
     put(tmp_path, "ended", took_s=90)
     put(tmp_path, "crash", exit_status=1)
     put(tmp_path, "stopped", exit_status=-15)
+    put(tmp_path, "hung-up", exit_status=-1)
     put(tmp_path, "hang", stopped_on_hang=True, exit_status=-15)
     put(tmp_path, "cut-off", ended_realtime_ns=0, exit_status=None, boot_id=writer.boot_id(), launcher_pid=1 << 22)
     own = {"boot_id": writer.boot_id(), "launcher_pid": pid, "launcher_start_ticks": announcement.start_ticks(pid)}
@@ -72,6 +73,7 @@ def test_outcomes_follow_from_manifest_exits_and_verdict(tmp_path: Path, capsys:
     runs = listed(capsys, str(tmp_path))
     assert {name: row["outcome"] for name, row in runs.items()} == {
         **{name: name for name in ("ended", "crash", "stopped", "hang", "cut-off", "running", "slow")},
+        "hung-up": "stopped",
         "auto-crash": "crash",
         "auto-unknown": "unknown",
     }

@@ -52,7 +52,7 @@ def test_a_job_that_went_on_until_it_was_stopped_hung_in_nothing(tmp_path: Path)
     verdict = stop(tmp_path / "run", blocked(), 300_000_000)
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
     assert verdict.cannot_tell == (
-        "the job was stopped from outside (SIGINT or SIGTERM); no fault was detected before that",
+        "the job was stopped from outside (SIGINT, SIGTERM or SIGHUP); no fault was detected before that",
     )
 
 
@@ -195,7 +195,7 @@ def test_ranks_that_all_slept_outside_any_operation_are_reported_after_the_end_t
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
     (reason,) = verdict.cannot_tell
     assert reason.startswith(
-        "the job was stopped from outside (SIGINT or SIGTERM) after nothing was recorded for 60 s "
+        "the job was stopped from outside (SIGINT, SIGTERM or SIGHUP) after nothing was recorded for 60 s "
     )
     assert "every rank slept outside any collective: rank 0 at /home/me/train.py:8 (load); rank 1 at" in reason
 

@@ -7,11 +7,11 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.device_evidence import begin_words, with_connecting, with_device_health
 from dtprof.diagnosis.findings import Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.rank_failures import STOPPED
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
 from dtprof.job.issued_operations import Operation
 from dtprof.job.wait_graph import partner_of
+from dtprof.records.nodes.exit_records import is_stop
 
 ADVICE = "Look at the network between the members' hosts and at the backend's own log."
 PASSING_NS = 1_000_000_000
@@ -37,7 +37,7 @@ def find_backend_stalls(case: Case) -> Iterator[Finding]:
             continue
         failed = {rank: operation for rank, operation in members.items() if operation.failed}
         if failed and (
-            job.manifest.exit_status in STOPPED or any(job.ranks[rank].transport_exception is None for rank in failed)
+            is_stop(job.manifest.exit_status) or any(job.ranks[rank].transport_exception is None for rank in failed)
         ):
             continue
         # A member that completed it, or issued another operation there, is another rule's.

@@ -8,10 +8,11 @@ from dtprof.diagnosis.divergence.skip_branches import find_exit
 from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import operation_at
-from dtprof.diagnosis.rank_failures import STOPPED, exit_finding
+from dtprof.diagnosis.rank_failures import exit_finding
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 from dtprof.job.wait_graph import absent_members
+from dtprof.records.nodes.exit_records import is_stop
 from dtprof.records.sites import Site
 from dtprof.records.tables import UNKNOWN_NS
 
@@ -84,7 +85,7 @@ def find_left_alone(case: Case) -> Iterator[Finding]:
             if lost and rank.finished and rank.ended_ns != UNKNOWN_NS and rank.ended_ns <= min(lost) + TO_THE_END_NS
         )
     )
-    if not gone or job.manifest.exit_status in STOPPED:
+    if not gone or is_stop(job.manifest.exit_status):
         return
     sites = last_sites_of(job.ranks[rank] for rank in gone)
     yield exit_finding(

@@ -3,12 +3,23 @@
 A pid identifies a process on its node only: every container numbers its processes from 1.
 """
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dtprof.records import paths
 from dtprof.records.tables import ProcessExit
+
+STOPPING_SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+"""With which people, terminals, schedulers and launchers stop a job."""
+BY_SHELL = 128
+"""A shell or srun gives a process that a signal ended this status and the number of the signal."""
+
+
+def is_stop(status: int | None) -> bool:
+    """Say whether an exit status is that of a process which was stopped from outside."""
+    return status is not None and (-status in STOPPING_SIGNALS or status - BY_SHELL in STOPPING_SIGNALS)
 
 
 @dataclass(frozen=True, kw_only=True)

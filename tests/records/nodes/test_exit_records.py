@@ -8,7 +8,7 @@ import pytest
 from dtprof.analysis.run_summary import summarise
 from dtprof.cli.main import main
 from dtprof.records import paths
-from dtprof.records.nodes.exit_records import ExitRecords
+from dtprof.records.nodes.exit_records import ExitRecords, is_stop
 from dtprof.records.reader import open_run
 from dtprof.records.tables import ProcessExit
 from dtprof.session.run_diagnosis import diagnose_run
@@ -62,3 +62,7 @@ def test_a_host_without_a_folder_has_the_only_process_of_that_pid() -> None:
     assert ExitRecords(exits={"node-a": {1: (row,)}, "node-b": {}}).exit_of("renamed", 1) == row
     assert ExitRecords(exits={"node-a": {1: (row,)}, "node-b": {1: (row,)}}).exit_of("renamed", 1) is None
     assert ExitRecords(exits={"node-a": {}, "node-b": {1: (row,)}}).exit_of("a", 1) is None
+
+
+def test_a_stop_is_one_of_three_signals_as_python_or_as_a_shell_states_it() -> None:
+    assert [status for status in (None, *range(-20, 256)) if is_stop(status)] == [-15, -2, -1, 129, 130, 143]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from dtprof import launchers
 from dtprof.diagnosis.sources.logs.log_facts import BACKWARD, MAX_RANK, Communicator, Exit, Facts, Note, Trace
+from dtprof.records.nodes.exit_records import is_stop
 from dtprof.records.sites import Site
 from dtprof.records.tables import Group
 
@@ -29,7 +30,6 @@ LOST_OR_LATE = re.compile(
 MISMATCH = "Detected mismatch between collectives"
 OTHER_STEP = "has different values for step: "
 ORDINARY_LINES_AFTER = 25
-TERMINATED = (-15, -2, -1, 143, 130)
 ABORTED = -6
 
 _OPERATIONS = (
@@ -223,7 +223,7 @@ def _ended_its_process(trace: Trace, rank: int | None, job: LoggedJob) -> bool:
         return True
     end = job.exits.get(rank) if rank is not None else None
     if end is not None:
-        return end.status not in (0, *TERMINATED)
+        return end.status != 0 and not is_stop(end.status)
     # A logged and handled exception is followed by the program's ordinary output: any, where logging printed it and no
     # launcher said that a process failed.
     has_exits = job.facts.exits or job.facts.local_exits

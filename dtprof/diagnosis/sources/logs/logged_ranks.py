@@ -6,9 +6,10 @@ anything. It does not tell what a rank does outside them, nor which groups there
 
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.sources.logs.log_facts import MAX_RANK, Exit, Facts, Order, Trace
-from dtprof.diagnosis.sources.logs.logged_job import ABORTED, TERMINATED, LoggedJob, ranks_by_process, simple_type, view
+from dtprof.diagnosis.sources.logs.logged_job import ABORTED, LoggedJob, ranks_by_process, simple_type, view
 from dtprof.formatting import plural
 from dtprof.job.world_size import resolve_world_size
+from dtprof.records.nodes.exit_records import BY_SHELL, is_stop
 from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Manifest, ProcessExit
 
 TIMED_OUT = (
@@ -16,8 +17,6 @@ TIMED_OUT = (
     *("dump-signal", "store-unreachable", "rendezvous", "stalled-tensor"),
 )
 LINES_A_FILE = 1 << 40
-BY_SHELL = 128
-"""A shell or srun gives a process that a signal ended this status and the number of the signal."""
 SIGNALS = (1, 2, 6, 7, 9, 11, 15)
 
 
@@ -99,7 +98,7 @@ def _exit_of(rank: int, job: LoggedJob, errors: list[ExceptionRecord]) -> Proces
 
 
 def _status(end: Exit) -> int:
-    by_signal = end.status - BY_SHELL in SIGNALS and end.status not in TERMINATED
+    by_signal = end.status - BY_SHELL in SIGNALS and not is_stop(end.status)
     return BY_SHELL - end.status if by_signal else end.status
 
 
