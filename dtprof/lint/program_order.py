@@ -5,12 +5,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 from dtprof.lint.sources import SCOPES, last_name, read_tree
-from dtprof.text_enum import TextEnum
 
 _BODIES = ("body", "orelse", "finalbody")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -24,7 +24,7 @@ _Tests = tuple[ast.expr | None, ...]
 """Conditions of the branches around a statement, the outermost first; None: of a handler, or a `case`."""
 
 
-class BranchKind(TextEnum):
+class BranchKind(str, Enum):
     """What leads past a line; kept programs hold the texts, which begin with the word in the source."""
 
     CONTINUE = "continue"
