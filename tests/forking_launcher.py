@@ -22,15 +22,28 @@ import torch.distributed as dist
 POLL_S = 0.02
 GRACE_S = 30.0
 """As torchrun: so long have ranks to end after SIGTERM."""
+_DYNAMO = ("torch._dynamo",)
 IMPORTED_BEFORE = {
     "reference_trainer": ("torch.distributed.checkpoint", "torch.distributed.pipelining"),
     **{
         f"tests.accelerator.programs.{name}": ("tests.accelerator.simulated_device", "torch.distributed.pipelining")
         for name in ("collectives", "hanging", "known_steps", "layouts")
     },
-    "tests.completeness.programs.scenarios": ("torch.distributed.fsdp", "torch.distributed.pipelining"),
+    "tests.completeness.programs.every_call": _DYNAMO,
+    "tests.completeness.programs.scenarios": (
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "torch._inductor.compile_fx",
+    ),
+    "data_parallel.py": ("torch.distributed.fsdp", *_DYNAMO),
+    **{f"device_{name}.py": ("tests.accelerator.simulated_device",) for name in ("faults", "times")},
+    "frameworks.py": ("torch.distributed.checkpoint", "torch.distributed.fsdp", *_DYNAMO),
+    **{f"{name}.py": _DYNAMO for name in ("mismatched", "models", "monitored", "windowed", "windows_in_turn")},
+    "pipelines.py": ("torch.distributed.pipelining",),
+    "sharded_by_hand.py": ("torch.distributed.tensor", *_DYNAMO),
+    "trained.py": ("torch.distributed.checkpoint", "torch.distributed.pipelining"),
 }
-"""What a program imports that costs as much again as torch: torch._dynamo."""
+"""What a program imports, by itself or by what it calls, that costs as much again as torch: torch._dynamo."""
 
 
 class Rank(popen_fork.Popen):
@@ -44,7 +57,7 @@ class Rank(popen_fork.Popen):
 def main(arguments: Sequence[str]) -> int:
     """Launch the ranks and return 0 if all of them did; in a rank, run the program."""
     world_size, program = int(arguments[0]), arguments[1:]
-    for module in IMPORTED_BEFORE.get(program[1] if program[0] == "-m" else "", ()):
+    for module in IMPORTED_BEFORE.get(program[1] if program[0] == "-m" else Path(program[0]).name, ()):
         importlib.import_module(module)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
