@@ -11,6 +11,7 @@ from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks, plural
 
 ADVICE = "Every rank of the job must call new_group, members or not, in the same order."
+SAME_MEMBERS = "Every rank must give new_group the same ranks: take them from what all have alike, or broadcast them."
 
 
 def find_creation_mismatch(case: Case) -> Iterator[Finding]:
@@ -69,13 +70,17 @@ def _find_other_groups(job: JobState) -> Finding | None:
     chosen, _ = Counter(made.values()).most_common(1)[0]
     usual = chosen[0]
     culprits = tuple(sorted(rank for rank, call in made.items() if call != chosen))
-    differs = "for other members" if len(set(sites.values())) == 1 else "at different lines"
+    if len(set(sites.values())) == 1:
+        what, how, advice = "asked for other members", "for other members", SAME_MEMBERS
+    else:
+        what, how, advice = "made another group at this place", "at different lines", ADVICE
+    here = at_line(sites.get(culprits[0]))
     tie = 2 * len(culprits) >= len(sites)
     waiting = tuple(sorted(set(sites) - set(culprits)))
     return Finding(
         kind="group-creation-mismatch",
-        summary=f"{capitalised(culprits)} made another group at this place{at_line(sites.get(culprits[0]))}; others "
-        f"called new_group{at_line(usual)}; ranks wait in new_group.",
+        summary=f"{capitalised(culprits)} {what}{here}; others called new_group{at_line(usual)}; "
+        "ranks wait in new_group.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=0.6 if tie else 0.8,
@@ -83,10 +88,10 @@ def _find_other_groups(job: JobState) -> Finding | None:
         call_sites={rank: site for rank, site in sites.items() if rank in waiting},
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
         evidence=(
-            f"their call number {place + 1} of new_group is {differs}",
+            f"their call number {place + 1} of new_group is {how}",
             *(("the ranks split into equal halves: which half is wrong is a guess",) if tie else ()),
         ),
-        advice=(ADVICE,),
+        advice=(advice,),
     )
 
 

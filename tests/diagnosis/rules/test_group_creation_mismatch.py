@@ -94,6 +94,7 @@ def test_a_rank_that_makes_the_groups_of_a_loop_in_another_order_is_named() -> N
     finding = found_by("group_creation_mismatch", in_a_loop_over({0: [5], 1: [9], 2: [5, 9]}))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-creation-mismatch", (1,), (0, 2))
     assert finding.evidence[0] == "their call number 1 of new_group is for other members"
+    assert finding.advice[0].startswith("Every rank must give new_group the same ranks")
 
 
 def test_ranks_that_each_made_a_group_of_their_own_members_did_not_hang_there() -> None:
