@@ -93,9 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
         user=arguments.user or "",
         host=arguments.host or "",
         name=arguments.name or "",
+        limit=parse_whole("--limit", arguments.limit, 1, MOST) if arguments.limit else None,
     )
     policy = _policy(arguments)
-    limit = parse_whole("--limit", arguments.limit, 1, MOST) if arguments.limit else None
     problems = stored_runs.diagnose_new(store, wanted) if arguments.diagnose else []
     if arguments.prune:
         return _prune(store, wanted, policy, arguments, problems)
@@ -104,7 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
         problems += unmeasured
     else:
         runs = stored_runs.list_runs(store, wanted)
-    runs = runs[:limit]
     if arguments.json:
         print(json.dumps(runs_json(runs, problems=problems), indent=1))
         return 0
@@ -146,6 +145,10 @@ def _prune(
 def _policy(arguments: argparse.Namespace) -> "Policy | None":
     from dtprof.session.run_retention import Policy
 
+    if arguments.prune and arguments.compare:
+        raise UsageError(
+            "--compare was given with --prune; expected one of them: list the runs first, then remove them"
+        )
     if not arguments.prune:
         for option, value in (("--keep", arguments.keep), ("--max-gb", arguments.max_gb), ("--yes", arguments.yes)):
             if value:

@@ -42,6 +42,7 @@ class RunFilter:
     user: str = ""
     host: str = ""  # pattern: *, ?, [...]
     name: str = ""  # pattern of the name of the run, or a word in its name or command
+    limit: int | None = None  # at most so many, the newest
 
     def takes(self, facts: RunFacts) -> bool:
         """Say whether a run is wanted."""
@@ -92,7 +93,7 @@ class RunIndex:
         """
         facts = [_facts(row) for row in self._current()]
         chosen = [fact for fact in facts if wanted.takes(fact)]
-        return sorted(chosen, key=lambda run: (-run.started_ns, run.name))
+        return sorted(chosen, key=lambda run: (-run.started_ns, run.name))[: wanted.limit]
 
     def put_step(self, facts: RunFacts, step_ns: float | None) -> RunFacts:
         """Keep the measured duration of a step of a run; return its facts with that."""

@@ -41,7 +41,8 @@ def diagnose_new(store: Path, wanted: RunFilter) -> list[str]:
     from dtprof.session.run_diagnosis import diagnose_run
 
     # The verdict decides about the outcome: a filter by that comes afterwards.
-    runs = list_runs(store, replace(wanted, outcomes=()))
+    limit = None if wanted.outcomes else wanted.limit
+    runs = list_runs(store, replace(wanted, outcomes=(), limit=limit))
     problems = []
     for facts in runs:
         if facts.summary or facts.outcome not in UNDIAGNOSED or _has_verdict(store / facts.name):

@@ -158,6 +158,14 @@ def test_pruning_says_first_and_removes_only_runs(tmp_path: Path, capsys: pytest
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["new", "old-with-data"]
 
 
+def test_pruning_takes_no_more_runs_than_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for age in (1, 2, 3):
+        put(tmp_path, f"aged-{age}", age_days=age)
+    assert main(["runs", str(tmp_path), "--limit", "1", "--prune", "--yes"]) == 0
+    assert "1 run removed" in capsys.readouterr().out
+    assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir()) == ["aged-2", "aged-3"]
+
+
 def facts(name: str, *, age: float, outcome: str = "ended", size: int = 1, user: str = "u") -> run_facts.RunFacts:
     """Return the facts of a run of so many days ago and so many GiB."""
     return run_facts.RunFacts(
@@ -219,6 +227,7 @@ def test_a_policy_keeps_notable_runs_longer_and_a_users_newest() -> None:
         ([".", "--outcome", "bad"], "expected one of"),
         ([".", "--yes"], "without --prune"),
         ([".", "--prune", "--keep", "long"], "expected a time"),
+        ([".", "--prune", "--compare"], "expected one of them"),
     ],
 )
 def test_bad_input_is_one_sentence(
