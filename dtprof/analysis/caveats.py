@@ -1,14 +1,14 @@
-"""Caveats: why figures of a run are approximate or missing, one sentence each, subject first."""
+"""The caveats of a run, gravest first, and those of them that text output shows."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dtprof.analysis.map_reduce.rank_facts import RankFacts
 from dtprof.analysis.map_reduce.rank_sums import RankReduction, Reductions
 from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys
 from dtprof.analysis.memory.memory_formulas import TOLERANCE, activation_bytes
-from dtprof.analysis.pipeline.bubbles import NO_PIPELINE
 from dtprof.analysis.recoveries import describe_attempts
-from dtprof.analysis.results import CollectiveResult, Summary
+from dtprof.analysis.results import IDLE, Caveat, CollectiveResult, Summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps
 from dtprof.formatting import format_ns, list_ranks, plural
 from dtprof.job.clock_alignment import Clocks, worst_error_ns
@@ -18,10 +18,6 @@ MAX_PROBLEMS = 20
 NEGLIGIBLE = 0.02
 """Of the duration of an operation: an error of a device's times below it changes no figure of it."""
 NO_BUSBW = ("gather", "scatter")
-TIMED_ON_DEVICE = "device: steps, phases and operations of"
-"""Start of the caveat that names the clock of the figures; text output prints it beside the steps instead."""
-IDLE = "idle"
-"""Subject of the caveat that every run without recorded devices has."""
 
 
 def list_caveats(
@@ -31,10 +27,10 @@ def list_caveats(
     summary: Summary,
     *,
     measured: MeasuredSteps,
-    devices: Sequence[str],
+    devices: Sequence[Caveat],
     unlisted: int,
-    of_figures: Sequence[str],
-) -> tuple[str, ...]:
+    of_figures: Sequence[Caveat],
+) -> tuple[Caveat, ...]:
     """Return every reason why a figure is missing or may be wrong, gravest first.
 
     What the format of an imported run lacks stands for whatever else is said of the same subject.
@@ -44,10 +40,11 @@ def list_caveats(
         devices, of_figures: caveats of the clocks of devices, and of pipelines, throughput and stragglers.
         unlisted: rows of the table of collectives.
     """
-    facts, reductions, lacks = surveys.facts, reduced.ranks, run.manifest.cannot_tell
+    facts, reductions = surveys.facts, reduced.ranks
+    lacks = tuple(map(Caveat.parse, run.manifest.cannot_tell))
     clock_error_ns = worst_error_ns(surveys.clocks, surveys.boots.values())
     restarts = describe_attempts(run, summary.recoveries)
-    subjects = {reason.partition(":")[0] for reason in lacks} - {"run", "collectives", "steps"}
+    subjects = {caveat.subject for caveat in lacks} - {"run", "collectives", "steps"}
     found = (
         *_of_records(facts, summary.missing_ranks, run.problems, summary.left_out_ranks, restarts),
         *measured.caveats,
@@ -56,23 +53,26 @@ def list_caveats(
         *_of_devices(facts),
         *devices,
         *_of_operations(facts, reductions, summary.collectives, any_operations=bool(reduced.rows)),
-        *([f"collectives: {plural(unlisted, 'more row')} of less cost not listed, nor all groups"] if unlisted else ()),
+        *(
+            [Caveat("collectives", f"{plural(unlisted, 'more row')} of less cost not listed, nor all groups")]
+            if unlisted
+            else ()
+        ),
         *_of_forward(facts),
         *_of_memory(facts),
         *of_figures,
         *_never_recorded(measured, facts, reductions),
     )
-    return (*lacks, *(caveat for caveat in found if caveat.partition(":")[0] not in subjects))
+    return (*lacks, *(caveat for caveat in found if caveat.subject not in subjects))
 
 
-def condense_caveats(caveats: Sequence[str]) -> list[str]:
+def condense_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
     """Return the caveats to print: none that most runs have, one sentence for figures that share a reason."""
-    subjects: dict[str, list[str]] = {}
-    for caveat in caveats:
-        subject, _, reason = caveat.partition(": ")
-        if subject != IDLE and caveat != NO_PIPELINE and not caveat.startswith(TIMED_ON_DEVICE):
-            subjects.setdefault(reason if subject.endswith("_per_s") else caveat, []).append(subject)
-    return [reason if reason in caveats else f"{', '.join(named)}: {reason}" for reason, named in subjects.items()]
+    alike: dict[str, list[Caveat]] = {}
+    for caveat in dict.fromkeys(caveats):
+        if not caveat.is_usual:
+            alike.setdefault(caveat.reason if caveat.subject.endswith("_per_s") else str(caveat), []).append(caveat)
+    return [replace(some[0], subject=", ".join(caveat.subject for caveat in some)) for some in alike.values()]
 
 
 def _of_records(
@@ -80,21 +80,21 @@ def _of_records(
     missing: Sequence[int],
     run_problems: Sequence[str],
     stale: Sequence[int],
-    restarts: Sequence[str],
-) -> list[str]:
+    restarts: Sequence[Caveat],
+) -> list[Caveat]:
     caveats = []
     if not facts:
-        caveats.append("run: no rank left a log")
+        caveats.append(Caveat("run", "no rank left a log"))
     unknown = [rank for rank in missing if rank not in stale]
     if unknown and facts:
-        caveats.append(f"run: {list_ranks(unknown)} left no log; their operations are not known")
+        caveats.append(Caveat("run", f"{list_ranks(unknown)} left no log; their operations are not known"))
     caveats += restarts
     if stale:
-        caveats.append(f"run: {list_ranks(stale)} took no part in the last attempt: left out")
+        caveats.append(Caveat("run", f"{list_ranks(stale)} took no part in the last attempt: left out"))
     problems = [*run_problems, *(problem for fact in facts for problem in fact.problems)]
-    caveats += [f"run: {problem}" for problem in problems[:MAX_PROBLEMS]]
+    caveats += [Caveat("run", problem) for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
-        caveats.append(f"run: {plural(len(problems) - MAX_PROBLEMS, 'more problem')} with its files")
+        caveats.append(Caveat("run", f"{plural(len(problems) - MAX_PROBLEMS, 'more problem')} with its files"))
     for sentence, ranks in (
         ("stopped recording early (disk full?)", [fact.rank for fact in facts if fact.truncated]),
         ("dropped events to keep within --max-log-mb", [fact.rank for fact in facts if fact.dropped_events]),
@@ -103,34 +103,44 @@ def _of_records(
         ("did not close the log: their last records may be missing", [fact.rank for fact in facts if not fact.closed]),
     ):
         if ranks:
-            caveats.append(f"run: {list_ranks(ranks)} {sentence}")
+            caveats.append(Caveat("run", f"{list_ranks(ranks)} {sentence}"))
     builds: dict[str, list[int]] = {}
     for fact in facts:
         if fact.torch_version:
             builds.setdefault(fact.torch_version, []).append(fact.rank)
     if len(builds) > 1:
         described = "; ".join(f"{version} on {list_ranks(ranks)}" for version, ranks in builds.items())
-        caveats.append(f"run: ranks ran different builds of torch ({described}); they are compared as if all ran one")
+        caveats.append(
+            Caveat("run", f"ranks ran different builds of torch ({described}); they are compared as if all ran one")
+        )
     noted = dict.fromkeys(note for fact in facts for note in fact.notes)
     for note in list(noted)[:MAX_PROBLEMS]:
-        caveats.append(f"run: {list_ranks([fact.rank for fact in facts if note in fact.notes])} noted: {note}")
+        caveats.append(
+            Caveat("run", f"{list_ranks([fact.rank for fact in facts if note in fact.notes])} noted: {note}")
+        )
     return caveats
 
 
-def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str]) -> list[str]:
+def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str]) -> list[Caveat]:
     caveats = []
     if not one_clock:
         unknown = [rank for rank, boot in boots.items() if boot not in clocks.errors_ns]
         caveats.append(
-            f"clock_error_ns: the clocks of the hosts of {list_ranks(unknown or boots)} are not aligned with the "
-            "others; across them waits are estimated from durations, stragglers count only where clocks are, and the "
-            "timeline is left out"
+            Caveat(
+                "clock_error_ns",
+                f"the clocks of the hosts of {list_ranks(unknown or boots)} are not aligned with the "
+                "others; across them waits are estimated from durations, stragglers count only where clocks are, and "
+                "the timeline is left out",
+            )
         )
     for boot, beyond_ns in clocks.contradicted.items():
         ranks = [rank for rank, own in boots.items() if own == boot]
         caveats.append(
-            f"clock_error_ns: the records of {list_ranks(ranks)} contradict what is known of the clock of their host "
-            f"by {format_ns(int(beyond_ns))}; it may have jumped. It was aligned by the records as far as possible"
+            Caveat(
+                "clock_error_ns",
+                f"the records of {list_ranks(ranks)} contradict what is known of the clock of their host "
+                f"by {format_ns(int(beyond_ns))}; it may have jumped. It was aligned by the records as far as possible",
+            )
         )
     return caveats
 
@@ -140,7 +150,7 @@ def _of_uncertain_waits(
     reductions: Sequence[RankReduction],
     collectives: Sequence[CollectiveResult],
     error_ns: int | None,
-) -> list[str]:
+) -> list[Caveat]:
     uncertain = sum(reduction.uncertain for reduction in reductions)
     if not uncertain:
         return []
@@ -151,42 +161,62 @@ def _of_uncertain_waits(
     across = "hosts or devices" if of_devices else "hosts"
     error = format_ns((error_ns or 0) + 2 * of_devices)
     return [
-        f"wait_ns: {plural(uncertain, 'wait')} across {across} came below the error of the clocks, up to {error}: "
-        "who came last there is not known; the shortest duration seen stands for the transfer"
+        Caveat(
+            "wait_ns",
+            f"{plural(uncertain, 'wait')} across {across} came below the error of the clocks, up to {error}: "
+            "who came last there is not known; the shortest duration seen stands for the transfer",
+        )
     ]
 
 
-def _of_devices(facts: Sequence[RankFacts]) -> list[str]:
+def _of_devices(facts: Sequence[RankFacts]) -> list[Caveat]:
     """Say whose times those of figures are: figures of a device and of a host are not the same thing."""
     errors = [fact.device_error_ns for fact in facts if fact.device_error_ns is not None]
     if not errors:
         return []
     caveats = [
-        f"{TIMED_ON_DEVICE} {list_ranks(f.rank for f in facts if f.device_error_ns is not None)} "
-        f"are timed on the device, off by up to {format_ns(max(errors))}; what it waits for the host counts as host"
+        Caveat(
+            "device",
+            f"steps, phases and operations of {list_ranks(f.rank for f in facts if f.device_error_ns is not None)} "
+            f"are timed on the device, off by up to {format_ns(max(errors))}; "
+            "what it waits for the host counts as host",
+            is_usual=True,  # text prints the clock beside the steps
+        )
     ]
     if len(errors) < len(facts):
         others = list_ranks(fact.rank for fact in facts if fact.device_error_ns is None)
-        caveats.append(f"device: {others} left no times of a device; the host's stand for them")
+        caveats.append(Caveat("device", f"{others} left no times of a device; the host's stand for them"))
     if polled := sum(fact.polled for fact in facts):
         caveats.append(
-            f"transfer_ns: the end of {plural(polled, 'operation')} on devices was found by polling: "
-            "milliseconds late where no stream waited for it; their transfers are upper bounds"
+            Caveat(
+                "transfer_ns",
+                f"the end of {plural(polled, 'operation')} on devices was found by polling: "
+                "milliseconds late where no stream waited for it; their transfers are upper bounds",
+            )
         )
     if skipped := sum(fact.skipped_marks for fact in facts):
         caveats.append(
-            f"device: {plural(skipped, 'mark')} found no place, as the device was too far behind; operations without "
-            "marks have no times, and where one falls into the measured steps the rank has no partition"
+            Caveat(
+                "device",
+                f"{plural(skipped, 'mark')} found no place, as the device was too far behind; operations without "
+                "marks have no times, and where one falls into the measured steps the rank has no partition",
+            )
         )
     if captured := sum(fact.captured_marks for fact in facts):
         caveats.append(
-            f"device: {plural(captured, 'mark')} fell into the capture of graphs and were left out; operations that "
-            "graphs replay are not recorded: their time counts as the phase around them"
+            Caveat(
+                "device",
+                f"{plural(captured, 'mark')} fell into the capture of graphs and were left out; operations that "
+                "graphs replay are not recorded: their time counts as the phase around them",
+            )
         )
     if replays := sum(fact.graph_replays for fact in facts):
         caveats.append(
-            f"exposed_ns: CUDA graphs were replayed {plural(replays, 'time')}; operations in them are not recorded, "
-            "and what they expose counts as compute"
+            Caveat(
+                "exposed_ns",
+                f"CUDA graphs were replayed {plural(replays, 'time')}; operations in them are not recorded, "
+                "and what they expose counts as compute",
+            )
         )
     return caveats
 
@@ -197,112 +227,151 @@ def _of_operations(
     collectives: Sequence[CollectiveResult],
     *,
     any_operations: bool,
-) -> list[str]:
+) -> list[Caveat]:
     caveats = []
     if any(fact.hook == "python" for fact in facts):
         caveats.append(
-            "transfer_ns: the Python hook sees a completion at its wait or at the rank's next event; durations and "
-            "transfers are upper bounds, bandwidths lower ones (the native hook sees each at once)"
+            Caveat(
+                "transfer_ns",
+                "the Python hook sees a completion at its wait or at the rank's next event; durations and "
+                "transfers are upper bounds, bandwidths lower ones (the native hook sees each at once)",
+            )
         )
     if facts and not any_operations:
-        caveats.append("collectives: none was recorded in the measured steps")
+        caveats.append(Caveat("collectives", "none was recorded in the measured steps"))
     unobserved = sum(reduction.unobserved for reduction in reductions)
     if unobserved:
         caveats.append(
-            f"collectives: completion of {plural(unobserved, 'operation')} is not observed (device tensors, or a back "
-            "end other than gloo); how long that took and the partition of the steps around it are not known"
+            Caveat(
+                "collectives",
+                f"completion of {plural(unobserved, 'operation')} is not observed (device tensors, or a back "
+                "end other than gloo); how long that took and the partition of the steps around it are not known",
+            )
         )
     mixed = sum(reduction.mixed for reduction in reductions)
     if mixed:
         caveats.append(
-            f"collectives: {plural(mixed, 'operation')} met a different operation at the same position of the group; "
-            "waits there are not known. Run dtprof diagnose"
+            Caveat(
+                "collectives",
+                f"{plural(mixed, 'operation')} met a different operation at the same position of the group; "
+                "waits there are not known. Run dtprof diagnose",
+            )
         )
     if impossible := [reduction for reduction in reductions if reduction.impossible]:
         most = max(reduction.most_impossible_ns for reduction in impossible)
         ranks = list_ranks([reduction.rank for reduction in impossible])
         caveats.append(
-            f"clock_error_ns: {plural(sum(one.impossible for one in impossible), 'operation')} of {ranks} ended before "
-            f"another rank began, by up to {format_ns(most)}: a clock jumped, or clocks taken for one are not. "
-            "The shortest duration seen stands for the transfer there"
+            Caveat(
+                "clock_error_ns",
+                f"{plural(sum(one.impossible for one in impossible), 'operation')} of {ranks} ended before "
+                f"another rank began, by up to {format_ns(most)}: a clock jumped, or clocks taken for one are not. "
+                "The shortest duration seen stands for the transfer there",
+            )
         )
     estimated = sum(reduction.estimated - reduction.uncertain - reduction.impossible for reduction in reductions)
     if estimated:
         caveats.append(
-            f"wait_ns: for {plural(estimated, 'operation')} not every member's arrival is known on one clock; the "
-            "shortest duration seen stands for the transfer"
+            Caveat(
+                "wait_ns",
+                f"for {plural(estimated, 'operation')} not every member's arrival is known on one clock; the "
+                "shortest duration seen stands for the transfer",
+            )
         )
     not_known = sum(reduction.not_known for reduction in reductions)
     if not_known:
         caveats.append(
-            f"wait_ns: of {plural(not_known, 'operation')} the other members' records are missing; all exposed time of "
-            "such counts as exposed_wait"
+            Caveat(
+                "wait_ns",
+                f"of {plural(not_known, 'operation')} the other members' records are missing; all exposed time of "
+                "such counts as exposed_wait",
+            )
         )
     dropped = sum(row.dropped_records for row in collectives)
     if dropped:
         caveats.append(
-            f"collectives: of {plural(dropped, 'record')} only sums are left (--max-log-mb); they are in count and "
-            "bytes, also those outside the measured steps, and in no time"
+            Caveat(
+                "collectives",
+                f"of {plural(dropped, 'record')} only sums are left (--max-log-mb); they are in count and "
+                "bytes, also those outside the measured steps, and in no time",
+            )
         )
     unmatched = sum(reduction.unmatched for reduction in reductions)
     if unmatched:
         caveats.append(
-            f"collectives: {plural(unmatched, 'operation')} could not be matched (receives from any source, messages "
-            "after dropped events, groups without a record): left out"
+            Caveat(
+                "collectives",
+                f"{plural(unmatched, 'operation')} could not be matched (receives from any source, messages "
+                "after dropped events, groups without a record): left out",
+            )
         )
     if any(row.op in NO_BUSBW for row in collectives):
-        caveats.append("busbw_gb_per_s: not defined for gather and scatter")
+        caveats.append(Caveat("busbw_gb_per_s", "not defined for gather and scatter"))
     return caveats
 
 
-def _of_forward(facts: Sequence[RankFacts]) -> list[str]:
+def _of_forward(facts: Sequence[RankFacts]) -> list[Caveat]:
     ranks = [fact.rank for fact in facts if fact.infers_forward]
     if not ranks:
         return []
     return [
-        f"compute: no forward pass of {list_ranks(ranks)} was recorded (that of a single layer of torch.nn is none): "
-        "all from the begin of a step to its backward pass counts as forward, also what is no computation"
+        Caveat(
+            "compute",
+            f"no forward pass of {list_ranks(ranks)} was recorded (that of a single layer of torch.nn is none): "
+            "all from the begin of a step to its backward pass counts as forward, also what is no computation",
+        )
     ]
 
 
-def _why_no_buffers(facts: Sequence[RankFacts]) -> str:
+def _why_no_buffers(facts: Sequence[RankFacts]) -> Caveat:
     if any(events.MEMORY_CATEGORIES["communication"] in fact.memory_bytes for fact in facts):
-        return (
-            "memory: buffers of communication are larger than all that was ever resident: a framework reserves more "
-            "than it uses"
+        return Caveat(
+            "memory",
+            "buffers of communication are larger than all that was ever resident: a framework reserves more "
+            "than it uses",
         )
-    return "memory: buffers of communication are known under DDP, FSDP and DeepSpeed's ZeRO 1 and 2 only"
+    return Caveat("memory", "buffers of communication are known under DDP, FSDP and DeepSpeed's ZeRO 1 and 2 only")
 
 
-def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
+def _of_memory(facts: Sequence[RankFacts]) -> list[Caveat]:
     if not any(fact.memory_categories for fact in facts):
-        return ["memory: its categories are not known; that takes two steps of an optimizer"] if facts else []
+        return [Caveat("memory", "its categories are not known; that takes two steps of an optimizer")] if facts else []
     unknown = {name for fact in facts for name, held in fact.memory_categories.items() if held is None}
     caveats = []
     if "activations" in unknown:
         caveats.append(
-            "memory: activations are not known where no forward pass is recorded, or an allocator other than "
-            "glibc's or CUDA's is used"
+            Caveat(
+                "memory",
+                "activations are not known where no forward pass is recorded, or an allocator other than "
+                "glibc's or CUDA's is used",
+            )
         )
     if "communication" in unknown:
         caveats.append(_why_no_buffers(facts))
     several = [fact.rank for fact in facts if fact.model_share.is_of_several]
     if several:
         caveats.append(
-            f"memory formula: {list_ranks(several)} hold parameters that are sharded differently, such as experts "
-            "or embedding tables beside the rest, or several models, and which memory is whose is not recorded"
+            Caveat(
+                "memory formula",
+                f"{list_ranks(several)} hold parameters that are sharded differently, such as experts "
+                "or embedding tables beside the rest, or several models, and which memory is whose is not recorded",
+            )
         )
     unsharded = [fact for fact in facts if _holds_less_than_all(fact)]
     if unsharded:
         caveats.append(
-            f"memory formula: nothing says whether {list_ranks(fact.rank for fact in unsharded)} shard the model's "
-            "state; the formula is that of all of Adam's, and they hold less"
+            Caveat(
+                "memory formula",
+                f"nothing says whether {list_ranks(fact.rank for fact in unsharded)} shard the model's "
+                "state; the formula is that of all of Adam's, and they hold less",
+            )
         )
     known = [activation_bytes(fact.model_share) is not None for fact in facts]
     if "activations" not in unknown and not all(known) and (any(known) or any(map(_is_tensor_parallel, facts))):
         caveats.append(
-            "activation formula: only the layers that torch.distributed.tensor.parallel spreads tell the sizes that it "
-            "takes"
+            Caveat(
+                "activation formula",
+                "only the layers that torch.distributed.tensor.parallel spreads tell the sizes that it takes",
+            )
         )
     return caveats
 
@@ -319,11 +388,11 @@ def _is_tensor_parallel(fact: RankFacts) -> bool:
 
 def _never_recorded(
     measured: MeasuredSteps, facts: Sequence[RankFacts], reductions: Sequence[RankReduction]
-) -> list[str]:
+) -> list[Caveat]:
     if not measured.known:
-        return ["stragglers: blame is counted per step, and there are no steps"]
+        return [Caveat("stragglers", "blame is counted per step, and there are no steps")]
     if any((reduction.partition_ns or {}).get("idle") for reduction in reductions):
         return []
     if facts and all(fact.device_error_ns is not None for fact in facts):
-        return [f"{IDLE}: what a device does between two marks is not recorded; idle is 0"]
-    return [f"{IDLE}: a waiting CPU looks like a working one; idle is 0 and its time is in host"]
+        return [Caveat(IDLE, "what a device does between two marks is not recorded; idle is 0", is_usual=True)]
+    return [Caveat(IDLE, "a waiting CPU looks like a working one; idle is 0 and its time is in host", is_usual=True)]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from dtprof.analysis.map_reduce.survey import SurveyedRun
-from dtprof.analysis.results import Recovery
+from dtprof.analysis.results import Caveat, Recovery
 from dtprof.analysis.steps.step_boundaries import find_steps_of
 from dtprof.formatting import list_ranks
 from dtprof.job.world_size import newest_attempt
@@ -59,27 +59,27 @@ def _has_finished(run: SurveyedRun, tables: RankTables) -> bool:
     return tables.ended_ns != UNKNOWN_NS and not tables.exceptions
 
 
-def describe_attempts(run: SurveyedRun, recoveries: Sequence[Recovery]) -> list[str]:
+def describe_attempts(run: SurveyedRun, recoveries: Sequence[Recovery]) -> list[Caveat]:
     """Return the caveats about how the job ended and about earlier attempts, which no other figure shows."""
     return [*_describe_end(run), *_describe_restarts(run, recoveries)]
 
 
-def _describe_end(run: SurveyedRun) -> list[str]:
+def _describe_end(run: SurveyedRun) -> list[Caveat]:
     """Say what no rank's records show: that dtprof's signal ended them, or how a job without ranks ended."""
     if run.manifest.stopped_on_hang:
-        return ["run: the job hung and dtprof stopped it, as --on-hang stop asked"]
+        return [Caveat("run", "the job hung and dtprof stopped it, as --on-hang stop asked")]
     if not run.folders and run.manifest.exit_status:
-        return [f"run: the command exited with status {run.manifest.exit_status}"]
+        return [Caveat("run", f"the command exited with status {run.manifest.exit_status}")]
     return []
 
 
-def _describe_restarts(run: SurveyedRun, recoveries: Sequence[Recovery]) -> list[str]:
+def _describe_restarts(run: SurveyedRun, recoveries: Sequence[Recovery]) -> list[Caveat]:
     newest = newest_attempt(run.folders)
     if not newest:
         return []
     if not recoveries and any(len(attempts) > 1 for attempts in run.folders.values()):
-        return ["run: several programs ran one after the other under the same ranks; only the last is shown"]
+        return [Caveat("run", "several programs ran one after the other under the same ranks; only the last is shown")]
     if not recoveries or recoveries[0].replica is None:
-        return [f"run: the job was restarted; only the last attempt ({newest}) is shown"]
+        return [Caveat("run", f"the job was restarted; only the last attempt ({newest}) is shown")]
     ranks = sorted({rank for recovery in recoveries for rank in recovery.ranks})
-    return [f"run: replicas were restarted ({list_ranks(ranks)}); only their last attempts are shown"]
+    return [Caveat("run", f"replicas were restarted ({list_ranks(ranks)}); only their last attempts are shown")]

@@ -31,6 +31,8 @@ PARTS = (
 EXPOSED_PARTS = ("exposed_transfer", "exposed_wait")
 MOST_GAIN = 0.999
 """Of a step, that a rank is said to cost at most."""
+IDLE = "idle"
+"""The part that every run without recorded devices has a caveat about."""
 BUBBLE = "bubble"
 """The part that may be unknown where the others are known; its time is in exposed_wait, host or idle then."""
 PHASES = (
@@ -50,6 +52,25 @@ PHASES = (
 
 DEVICE, HOST = "device", "host"
 """Whose times the figures of a rank are in: never both, but of operations on CPU tensors, which have the host's."""
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """Why a figure of a run is approximate or missing."""
+
+    subject: str  # the figure; empty: none
+    reason: str
+    is_usual: bool = False  # most runs have it, so that text output leaves it out
+
+    @staticmethod
+    def parse(text: str) -> "Caveat":
+        """Return the caveat that an importer stored."""
+        subject, colon, reason = text.partition(": ")
+        return Caveat(subject, reason, is_usual=subject == IDLE) if colon else Caveat("", text)
+
+    def __str__(self) -> str:
+        """Return the sentence, subject first."""
+        return f"{self.subject}: {self.reason}" if self.subject else self.reason
 
 
 def exposed_of(parts: Mapping[str, float | None] | None) -> float | None:
@@ -729,12 +750,11 @@ class Summary:
     advice: Advice | None = None  # None: not asked for
     replicas: int = 1  # groups of ranks that ran under the same numbers
     recoveries: tuple[Recovery, ...] = ()  # restarts, in the order of time
-    cannot_tell: tuple[str, ...]
+    cannot_tell: tuple[Caveat, ...]
 
     def reasons(self, figure: str) -> list[str]:
         """Return why a figure is approximate or missing."""
-        parts = (caveat.partition(": ") for caveat in self.cannot_tell)
-        return [reason for subject, _, reason in parts if subject == figure]
+        return [caveat.reason for caveat in self.cannot_tell if caveat.subject == figure]
 
     @property
     def time_error_ns(self) -> int | None:

@@ -51,6 +51,8 @@ def confirm_running(summary: "Summary", run: Run) -> "Summary":
     running = {rank.rank for rank in summary.ranks if rank.ended.is_running}
     if not running:
         return summary
+    from dtprof.analysis.results import Caveat
+
     processes = find_processes(run.folders)
     here = [process for process in processes if process.boot_id == writer.boot_id()]
     gone = {process.rank for process in here if not is_alive(process.pid, run.path)} & running
@@ -60,8 +62,11 @@ def confirm_running(summary: "Summary", run: Run) -> "Summary":
         of_host.setdefault(process.host, set()).add(process.rank)
     quiet_s = silent_hosts(run.path, of_host, {host for host, own in of_host.items() if own & (running - gone)})
     caveats = [
-        f"ended: {list_ranks(sorted(of_host[host] & running))} may have ended: nothing was heard of host {host} for "
-        f"{format_age(seconds)} while others were"
+        Caveat(
+            "ended",
+            f"{list_ranks(sorted(of_host[host] & running))} may have ended: nothing was heard of host {host} for "
+            f"{format_age(seconds)} while others were",
+        )
         for host, seconds in sorted(quiet_s.items())
     ]
     return replace(summary, ranks=tuple(ranks), cannot_tell=(*summary.cannot_tell, *caveats))

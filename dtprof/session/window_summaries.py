@@ -29,6 +29,7 @@ def add_windows(summary: "Summary", run: "Run") -> "Summary":
     if not newest:
         return summary
     # Few runs have windows, and importers take a tenth of the summary of a small run to load.
+    from dtprof.analysis.results import Caveat
     from dtprof.analysis.timeline.window_overlap import summarise_window
     from dtprof.interchange.importers.window_trace import read_window
 
@@ -38,7 +39,7 @@ def add_windows(summary: "Summary", run: "Run") -> "Summary":
         try:
             windows.append(summarise_window(read_window(folder / window.file, window), rank))
         except NotATraceError as error:
-            caveats.append(f"windows: the one of rank {rank} cannot be read: {error}")
+            caveats.append(Caveat("windows", f"the one of rank {rank} cannot be read: {error}"))
     if without := [window.rank for window in windows if window.communication_ns is None]:
-        caveats.append(f"windows: {list_ranks(without)} took no kernel, so overlap by kernels is not known")
+        caveats.append(Caveat("windows", f"{list_ranks(without)} took no kernel, so overlap by kernels is not known"))
     return replace(summary, windows=tuple(windows), cannot_tell=(*summary.cannot_tell, *caveats))

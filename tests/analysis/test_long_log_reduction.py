@@ -196,7 +196,7 @@ def test_pages_of_a_long_run_draw_its_newest_steps_and_say_so(tmp_path: Path, ti
     summary, closeup = examine(open_run(run))
     first, last = tiny[-1]
     assert last == 60
-    assert f"are those of the steps {first} to 60" in summary.cannot_tell[-1]
+    assert f"are those of the steps {first} to 60" in summary.cannot_tell[-1].reason
     assert closeup.tracks is not None
     assert len(closeup.tracks.tracks) == 2
     assert [group.group for group in closeup.traffic.lateness] == [group.group for group in summary.lateness]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtprof.analysis.results import PARTS, PHASES, StragglerResult, Summary
+from dtprof.analysis.results import PARTS, PHASES, Caveat, StragglerResult, Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records import paths, schema, tables
 from dtprof.records.reader import open_run
@@ -41,7 +41,7 @@ def train(
 
 
 def has_caveat(summary: Summary, words: str) -> bool:
-    return any(words in caveat for caveat in summary.cannot_tell)
+    return any(words in caveat for caveat in map(str, summary.cannot_tell))
 
 
 def check_invariants(summary: Summary) -> None:
@@ -365,8 +365,14 @@ def test_what_ranks_noted_of_trouble_is_reported_once_with_its_ranks(tmp_path: P
         with (run / paths.rank_folder_name(rank, 0) / paths.STRINGS).open("a") as strings:
             strings.write(f'{{"k":"note","t_ns":1,"text":"{text}"}}\n')
     summary = summarise(open_run(run))
-    noted = [caveat for caveat in summary.cannot_tell if "noted" in caveat]
+    noted = [caveat for caveat in map(str, summary.cannot_tell) if "noted" in caveat]
     assert noted == [
         "run: ranks 0, 2 noted: memory is not recorded",
         "run: rank 2 noted: a phase is not recorded",
     ]
+
+
+def test_caveats_of_importers_have_their_subject() -> None:
+    assert Caveat.parse("memory formula: no such thing: see") == Caveat("memory formula", "no such thing: see")
+    assert Caveat.parse("idle: none is recorded").is_usual
+    assert str(Caveat.parse("no colon")) == "no colon"

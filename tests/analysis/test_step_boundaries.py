@@ -123,7 +123,7 @@ def test_a_slow_step_in_the_middle_is_used() -> None:
 def test_ranks_that_ended_different_numbers_of_steps_use_those_that_all_have() -> None:
     measured = choose_steps([regular([100] * 9, rank=0), regular([100] * 5, rank=1)])
     assert (measured.count, measured.first, measured.last) == (5, 2, 5)
-    assert any("rank 1 the fewest" in caveat for caveat in measured.caveats)
+    assert any("rank 1 the fewest" in caveat for caveat in map(str, measured.caveats))
 
 
 def with_numbers(*numbers: int, rank: int = 0) -> RankSteps:
@@ -134,7 +134,7 @@ def test_steps_are_used_that_follow_one_another_on_every_rank() -> None:
     # A full log keeps the first steps and the newest ones. In common: 2, 3, 4 and 91 to 95.
     measured = choose_steps([with_numbers(2, 3, 4, *range(90, 96)), with_numbers(2, 3, 4, 5, *range(91, 97), rank=1)])
     assert (measured.first, measured.last) == (91, 95)
-    assert "steps: 3 more are known of every rank, but some between were dropped; figures" in measured.caveats[-1]
+    assert "steps: 3 more are known of every rank, but some between were dropped; figures" in str(measured.caveats[-1])
     measured = choose_steps([with_numbers(2, 3, 8, 9)])
     assert (measured.first, measured.last) == (8, 9)
 
@@ -143,7 +143,7 @@ def test_a_rank_that_never_steps_is_named_and_the_others_are_used() -> None:
     idle = RankSteps(rank=1, count=0, numbers=np.zeros(0, int), windows=np.zeros((0, 2), int), threads=())
     measured = choose_steps([regular([100] * 4), idle])
     assert measured.known
-    assert any("rank 1 ended no optimizer step" in caveat for caveat in measured.caveats)
+    assert any("rank 1 ended no optimizer step" in caveat for caveat in map(str, measured.caveats))
 
 
 def test_a_single_step_can_not_be_measured() -> None:
@@ -196,7 +196,7 @@ def test_without_an_optimizer_a_step_runs_from_one_batch_to_the_next_and_the_sum
     steps = steps_of(rank)
     assert (steps.rule, steps.threads) == ("data", (1,))
     assert windows(steps) == [[0, 100], [100, 210], [210, 330]]
-    assert any("data loader" in caveat for caveat in choose_steps([steps]).caveats)
+    assert any("data loader" in caveat for caveat in map(str, choose_steps([steps]).caveats))
 
 
 def test_two_batches_are_no_steps() -> None:
@@ -218,7 +218,7 @@ def test_without_data_a_step_is_the_period_of_the_operations_cut_at_its_longest_
     steps = steps_of(rank)
     assert (steps.rule, steps.count, steps.threads) == ("operations", 6, (1,))
     assert windows(steps) == [[begin + 30, begin + 130] for begin in range(0, 500, 100)]
-    assert any("period" in caveat for caveat in choose_steps([steps]).caveats)
+    assert any("period" in caveat for caveat in map(str, choose_steps([steps]).caveats))
 
 
 def test_operations_behind_the_loop_do_not_hide_its_period() -> None:
@@ -249,4 +249,4 @@ def test_ranks_agree_on_the_strongest_rule_and_the_others_have_no_steps() -> Non
     }
     measured = choose_steps(list(by_rank.values()))
     assert measured.known
-    assert any("rank 1 ended no optimizer step" in caveat for caveat in measured.caveats)
+    assert any("rank 1 ended no optimizer step" in caveat for caveat in map(str, measured.caveats))

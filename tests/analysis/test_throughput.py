@@ -54,7 +54,7 @@ def throughput(summary: Summary) -> Throughput:
 
 
 def caveats(summary: Summary) -> list[str]:
-    return [text for text in summary.cannot_tell if "per_s:" in text and not text.startswith("busbw")]
+    return [text for text in map(str, summary.cannot_tell) if "per_s:" in text and not text.startswith("busbw")]
 
 
 SAME = [(640, 10)] * 6
@@ -97,8 +97,8 @@ def test_without_a_rank_that_has_data_of_its_own_rates_and_stragglers_are_not_kn
     named = "rank 3" if len(gone) == 1 else "ranks 2, 3"
     reason = f"the log of {named} is missing or damaged, and no other rank is known to have been given the same"
     assert caveats(summary) == [f"tokens_per_s: {reason}", f"samples_per_s: {reason}"]
-    assert (
-        f"stragglers: the log of {named} is missing or damaged, so that not all waits are known" in summary.cannot_tell
+    assert f"stragglers: the log of {named} is missing or damaged, so that not all waits are known" in map(
+        str, summary.cannot_tell
     )
     document = summary_json(summary)
     for key in ("tokens_per_s", "samples_per_s", "stragglers"):
@@ -263,7 +263,7 @@ def test_ranks_that_exchange_all_to_all_have_tokens_of_their_own() -> None:
     assert (throughput(summary).tokens_per_step, throughput(summary).samples_per_step) == (1280, None)
     assert any(
         text.startswith("samples_per_s: ") and "all_to_all in the forward pass: each may be given a part" in text
-        for text in summary.cannot_tell
+        for text in map(str, summary.cannot_tell)
     )
     assert throughput(exchange("own tokens", "mesh_ep")).samples_per_step == 20
 
@@ -293,7 +293,7 @@ def test_tokens_of_ranks_that_share_them_count_once(kind: str, description: str,
 def test_tokens_are_not_known_where_ranks_may_share_them(kind: str, description: str, reason: str) -> None:
     summary = exchange(kind, description)
     assert summary.throughput is None
-    assert any(text.startswith("tokens_per_s: ") and reason in text for text in summary.cannot_tell)
+    assert any(text.startswith("tokens_per_s: ") and reason in text for text in map(str, summary.cannot_tell))
 
 
 def test_a_forward_pass_that_is_given_no_tensor_is_not_said_to_be_missing() -> None:

@@ -9,7 +9,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from dtprof.analysis.results import GroupResult, Summary, Timeline, TimelineBar
+from dtprof.analysis.results import Caveat, GroupResult, Summary, Timeline, TimelineBar
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import load_report
 from dtprof.report.pages.page_panels import panel_names, render_documents
@@ -544,7 +544,7 @@ def evil_summary() -> Summary:
         timeline=Timeline(
             first_step=1, last_step=1, origin_ns=0, end_ns=MS, intervals=(interval, prototype), left_out=0
         ),
-        cannot_tell=(EVIL, f"steps: {EVIL}"),
+        cannot_tell=(Caveat("", EVIL), Caveat("steps", EVIL)),
     )
 
 

@@ -8,6 +8,7 @@ from dtprof.analysis.results import (
     PHASES,
     CallLine,
     CallSiteResult,
+    Caveat,
     CollectiveResult,
     GroupResult,
     MessageSizes,
@@ -141,7 +142,7 @@ def summary_of(*, num_ranks: int = 4, num_steps: int = 20, run: str = "dtprof-ru
         if num_ranks > LATE_RANK
         else (),
         timeline=timeline_of(num_ranks),
-        cannot_tell=("The pipeline schedule is not known: no pipeline actions were recorded.",),
+        cannot_tell=(Caveat("", "The pipeline schedule is not known: no pipeline actions were recorded."),),
     )
 
 
@@ -279,5 +280,5 @@ def empty_summary() -> Summary:
         collectives=(),
         stragglers=(),
         timeline=None,
-        cannot_tell=("No optimizer step was counted on rank 0, so no step can be split into its parts.",),
+        cannot_tell=(Caveat("", "No optimizer step was counted on rank 0, so no step can be split into its parts."),),
     )

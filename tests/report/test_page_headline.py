@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from dtprof.analysis.rank_exits import EndState, RankEnd
-from dtprof.analysis.results import PARTS, Advice, Summary
+from dtprof.analysis.results import PARTS, Advice, Caveat, Summary
 from dtprof.records.nodes.sampled_lines import HotLine
-from dtprof.report.pages.page_headline import split_topic, write_headline
+from dtprof.report.pages.page_headline import write_headline
 from dtprof.report.text.summary_markdown import as_code, summary_markdown
 from dtprof.report.text.summary_text import summary_text
 from tests.report.example_summaries import MS, STEP_NS, empty_summary, summary_of
@@ -127,7 +127,7 @@ def test_who_was_stopped_comes_after_who_failed() -> None:
 
 
 def test_a_run_without_ranks_says_that_and_not_what_follows_from_it() -> None:
-    caveats = ("run: no rank left a log", "steps: no rank ended a step")
+    caveats = (Caveat("run", "no rank left a log"), Caveat("steps", "no rank ended a step"))
     summary = replace(empty_summary(), ranks=(), world_size=0, cannot_tell=caveats)
     assert said(summary) == "Cannot tell where the time goes: no rank left a log."
 
@@ -144,7 +144,9 @@ def test_many_failed_ranks_do_not_fill_the_headline() -> None:
 
 
 def test_cannot_tell_says_why_and_prefers_what_is_said_of_steps() -> None:
-    summary = replace(empty_summary(), cannot_tell=("pipeline: not recorded", "steps: none ended on rank 0"))
+    summary = replace(
+        empty_summary(), cannot_tell=(Caveat("pipeline", "not recorded"), Caveat("steps", "none ended on rank 0"))
+    )
     headline = write_headline(summary)
     assert headline.verdict == "unknown"
     assert headline.sentence == "Cannot tell where the time goes: none ended on rank 0."
@@ -170,8 +172,3 @@ def test_mean_parts_sum_to_one_and_weigh_ranks_by_their_steps() -> None:
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["exposed_wait"] == pytest.approx((60 * 3 + 10) / 800)
     assert empty_summary().part_shares is None
-
-
-def test_topics_are_split_off_sentences() -> None:
-    assert split_topic("busbw_gb_per_s: not defined") == ("busbw_gb_per_s", "not defined")
-    assert split_topic("Rank 3 is missing: no log") == ("", "Rank 3 is missing: no log")

@@ -7,7 +7,7 @@ from html import unescape
 import pytest
 from markdown_it import MarkdownIt
 
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import Caveat, Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.formatting import format_ns
 from dtprof.report.text.summary_markdown import as_code, summary_markdown
@@ -53,7 +53,7 @@ def test_a_bubble_that_is_not_known_is_not_0(summary: Summary) -> None:
 def test_hostile_names_neither_become_tags_nor_break_the_table(summary: Summary) -> None:
     rows = tuple(replace(row, group=HOSTILE, op=HOSTILE, api=HOSTILE) for row in summary.collectives)
     hostile = replace(
-        summary, command=(HOSTILE,), collectives=rows, cannot_tell=(HOSTILE,), backend="<b>x", torch="<i>y"
+        summary, command=(HOSTILE,), collectives=rows, cannot_tell=(Caveat("", HOSTILE),), backend="<b>x", torch="<i>y"
     )
     html = render(summary_markdown(hostile))
     plain = render(summary_markdown(summary))

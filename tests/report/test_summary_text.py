@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dtprof.analysis.rank_exits import EndState, RankEnd
-from dtprof.analysis.results import CollectiveResult, GroupResult, Headroom, PipelineResult, Summary
+from dtprof.analysis.results import Caveat, CollectiveResult, GroupResult, Headroom, PipelineResult, Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.tables import OutOfMemory
 from dtprof.report.text.summary_text import summary_text
@@ -156,7 +156,7 @@ def test_groups_of_an_axis_are_one_row() -> None:
 
 
 def test_what_finds_no_room_is_counted_with_where_it_is() -> None:
-    caveats = tuple(f"figure {i}: " + "because " * 30 for i in range(30))
+    caveats = tuple(Caveat(f"figure {i}", "because " * 30) for i in range(30))
     lines = summary_text(replace(summary_of(8), cannot_tell=caveats)).splitlines()
     assert len(lines) < 30
     (line,) = [line for line in lines if line.startswith("not shown")]
@@ -165,9 +165,9 @@ def test_what_finds_no_room_is_counted_with_where_it_is() -> None:
 
 
 def test_caveats_are_whole_sentences() -> None:
-    cut = "run: rank-00000.0/events.00000 is cut after 40000 of 4194304 bytes: later events are lost"
-    text = summary_text(replace(summary_of(8), cannot_tell=(cut, "memory: not known")))
-    assert "caveat      " + cut in " ".join(text.replace("\n            ", " ").split("\n"))
+    cut = Caveat("run", "rank-00000.0/events.00000 is cut after 40000 of 4194304 bytes: later events are lost")
+    text = summary_text(replace(summary_of(8), cannot_tell=(cut, Caveat("memory", "not known"))))
+    assert f"caveat      {cut}" in " ".join(text.replace("\n            ", " ").split("\n"))
 
 
 def test_the_bubble_of_a_pipeline_stands_beside_theory_with_its_parts() -> None:

@@ -37,7 +37,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     mean_parts,
     split_bubbles,
 )
-from dtprof.analysis.results import PipelineRank, PipelineResult, Summary
+from dtprof.analysis.results import Caveat, PipelineRank, PipelineResult, Summary
 from dtprof.analysis.steps.parameter_exchanges import find_parameter_messages
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.columns import begins_of, distinct, is_among, is_any
@@ -70,21 +70,22 @@ FILL = np.dtype([("warm_until", "i8"), ("busy_before", "i8"), ("drain_from", "i8
 TIMES = ("warm_up", "steady", "drain")
 
 
-NO_PIPELINE = "pipeline: no schedule of torch.distributed.pipelining ran; bubble is 0"
+NO_PIPELINE = Caveat("pipeline", "no schedule of torch.distributed.pipelining ran; bubble is 0", is_usual=True)
 """Why there is no result of a job without a pipeline."""
 NO_WINDOW = "a rank of the pipeline, or aligned clocks of its hosts, are missing"
 NO_SCHEDULE = (
     "a pipeline written by hand may run there (a group of the axis pp, or messages within steps), "
     "whose schedule is not recorded"
 )
-INFERRED = (
-    "pipeline: the program wrote it itself; its stages, microbatches and schedule are inferred from messages between "
-    "ranks and from their forward and backward passes"
+INFERRED = Caveat(
+    "pipeline",
+    "the program wrote it itself; its stages, microbatches and schedule are inferred from messages between "
+    "ranks and from their forward and backward passes",
 )
 """Whence a result without a framework's word is."""
 NOT_EVERY_STEP = "the pipeline has measured steps in which not every rank acted"
 """Why the bubble of a rank is not known."""
-UNKNOWN_BUBBLE = "pipeline: the bubble of "
+UNKNOWN_BUBBLE = "the bubble of "
 """How the caveat about it begins."""
 PIPELINE_AXIS = "pp"
 INTERLEAVED = ("Interleaved1F1B", "LoopedBFS")
@@ -450,13 +451,16 @@ def find_actions(tables: RankTables, spans: Array, operations: Array) -> Interva
 
 def measure_pipelines(
     ranks: Sequence[RankPipeline], windows: PipelineWindows, measured: MeasuredSteps
-) -> tuple[PipelineResult | None, list[str]]:
+) -> tuple[PipelineResult | None, list[Caveat]]:
     """Return the bubble of the job's pipelines, mean over replicas and measured steps, and its caveats."""
     if not ranks and not windows.unknown:
         return None, [NO_PIPELINE]
     caveats = [
-        f"{UNKNOWN_BUBBLE}{list_ranks([rank for rank, why in windows.unknown.items() if why == reason])} is "
-        f"not known, its time is in exposed_wait, host or idle: {reason}"
+        Caveat(
+            "pipeline",
+            f"{UNKNOWN_BUBBLE}{list_ranks([rank for rank, why in windows.unknown.items() if why == reason])} is "
+            f"not known, its time is in exposed_wait, host or idle: {reason}",
+        )
         for reason in dict.fromkeys(windows.unknown.values())
     ]
     pipelines = _by_pipeline(ranks)
@@ -486,17 +490,21 @@ def measure_pipelines(
         replayed.append(([member.actions for member in members], steps))
     if not fractions:
         if not windows.unknown:
-            caveats.append("pipeline: its schedule ran outside the measured steps only; bubble is 0")
+            caveats.append(Caveat("pipeline", "its schedule ran outside the measured steps only; bubble is 0"))
         return None, caveats
     pipeline = next(iter(pipelines.values()))[0].pipeline
     fraction = float(np.concatenate(fractions).mean())
     split = mean_parts(split_bubbles(replayed), fraction)
     if split is None:
-        caveats.append("pipeline: the actions of the ranks do not fit together to be replayed; parts are not known")
+        caveats.append(
+            Caveat("pipeline", "the actions of the ranks do not fit together to be replayed; parts are not known")
+        )
     per_action = actions.listed(len(fractions))
     theory = theory_fraction(pipeline)
     if theory is None:
-        caveats.append(f"pipeline: no formula for the bubble of {schedule_name(pipeline)}; theory_fraction is null")
+        caveats.append(
+            Caveat("pipeline", f"no formula for the bubble of {schedule_name(pipeline)}; theory_fraction is null")
+        )
     return (
         PipelineResult(
             schedule=schedule_name(pipeline),
@@ -520,7 +528,7 @@ def measure_pipelines(
 
 def has_unknown_bubble(summary: Summary) -> bool:
     """Say whether ranks of the job may be stages of a pipeline whose bubble is not known."""
-    return any(caveat.startswith(UNKNOWN_BUBBLE) for caveat in summary.cannot_tell)
+    return any(reason.startswith(UNKNOWN_BUBBLE) for reason in summary.reasons("pipeline"))
 
 
 def _advise(pipeline: Pipeline, parts: Mapping[str, float] | None, bubbles: Mapping[int, int]) -> str | None:

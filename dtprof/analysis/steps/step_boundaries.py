@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dtprof.analysis.results import Caveat
 from dtprof.analysis.steps.step_periods import find_period_ends
 from dtprof.columns import begins_of, distinct, is_any, median
 from dtprof.formatting import list_ranks
@@ -43,7 +44,7 @@ _WHAT_ENDS = {
     DATA: "batch of a data loader",
     OPERATIONS: "period of operations",
 }
-_NEITHER = "steps: no rank ended an optimizer step after a backward pass or called dtprof.step(); "
+_NEITHER = "no rank ended an optimizer step after a backward pass or called dtprof.step(); "
 _INSTEAD = {
     DATA: "a step is taken to run from one request to the data loader to the next",
     OPERATIONS: "a step is taken to be the period in which operations repeat",
@@ -76,7 +77,7 @@ class MeasuredSteps:
     first: int
     last: int
     warm_up: int  # steps left out at the beginning
-    caveats: tuple[str, ...]
+    caveats: tuple[Caveat, ...]
     within: tuple[int, int] | None = None  # where a range of steps is read: its first and last; else all are
 
     def of(self, own: RankSteps) -> tuple[Column, Intervals]:
@@ -208,16 +209,19 @@ def choose_steps(ranks: Sequence[RankSteps]) -> MeasuredSteps:
     without = [steps.rank for steps in ranks if steps.count == 0]
     stepping = [steps for steps in ranks if steps.count]
     if stepping and stepping[0].rule in _INSTEAD:
-        caveats.append(_NEITHER + _INSTEAD[stepping[0].rule])
+        caveats.append(Caveat("steps", _NEITHER + _INSTEAD[stepping[0].rule]))
     if without and stepping:
         what = _WHAT_ENDS[stepping[0].rule]
-        caveats.append(f"steps: {list_ranks(without)} ended no {what}; steps are those of the other ranks")
+        caveats.append(Caveat("steps", f"{list_ranks(without)} ended no {what}; steps are those of the other ranks"))
     counts = {steps.count for steps in stepping}
     if len(counts) > 1:
         fewest = [steps.rank for steps in stepping if steps.count == min(counts)]
         caveats.append(
-            f"steps: ranks ended between {min(counts)} and {max(counts)} steps, {list_ranks(fewest)} the fewest; "
-            "figures use the steps that all have"
+            Caveat(
+                "steps",
+                f"ranks ended between {min(counts)} and {max(counts)} steps, {list_ranks(fewest)} the fewest; "
+                "figures use the steps that all have",
+            )
         )
     count = min(counts, default=0)
     complete = [steps for steps in stepping if len(steps.numbers)]
@@ -226,15 +230,21 @@ def choose_steps(ranks: Sequence[RankSteps]) -> MeasuredSteps:
         first, last, others = _find_longest_row(complete)
         if others:
             caveats.append(
-                f"steps: {others:,} more are known of every rank, but some between were dropped; figures use the "
-                "longest row without a gap"
+                Caveat(
+                    "steps",
+                    f"{others:,} more are known of every rank, but some between were dropped; figures use the "
+                    "longest row without a gap",
+                )
             )
     if not stepping:
-        caveats.append(_NEITHER + "collectives cover the whole run")
+        caveats.append(Caveat("steps", _NEITHER + "collectives cover the whole run"))
     elif first > last:
         caveats.append(
-            "steps: no step has a begin and an end on every rank (the first has no begin); "
-            "collectives cover the whole run"
+            Caveat(
+                "steps",
+                "no step has a begin and an end on every rank (the first has no begin); "
+                "collectives cover the whole run",
+            )
         )
     else:
         first += _warm_up(complete, first, last)
@@ -258,7 +268,7 @@ def _find_longest_row(ranks: Sequence[RankSteps]) -> tuple[int, int, int]:
     return first, first + length - 1, len(numbers) - length
 
 
-def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple[int, int, list[str]]:
+def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple[int, int, list[Caveat]]:
     """Return the longest range of steps without a profiler window, which slows all ranks; and the caveat."""
     traced = sorted({span for steps in ranks for span in steps.traced if span[0] <= last and span[1] >= first})
     if not traced or first > last:
@@ -269,13 +279,13 @@ def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple
         begin = max(begin, high + 1)
     free.append((begin, last))
     low, high = max(free, key=lambda row: row[1] - row[0])
-    reason = f"steps: {list_ranks(s.rank for s in ranks if s.traced)} took profiler windows, which slow steps down"
+    reason = f"{list_ranks(s.rank for s in ranks if s.traced)} took profiler windows, which slow steps down"
     num_traced = (last - first + 1) - sum(max(0, high - low + 1) for low, high in free)
     if num_traced <= MOST_TRACED * (last - first + 1):
-        return first, last, [f"{reason}; figures use all steps, {num_traced} of them with one"]
+        return first, last, [Caveat("steps", f"{reason}; figures use all steps, {num_traced} of them with one")]
     if high - low + 1 < FEWEST_UNTRACED:
-        return first, last, [f"{reason}, and too few are without one"]
-    return low, high, [f"{reason}; figures use the longest row of steps without one"]
+        return first, last, [Caveat("steps", f"{reason}, and too few are without one")]
+    return low, high, [Caveat("steps", f"{reason}; figures use the longest row of steps without one")]
 
 
 def _warm_up(ranks: Sequence[RankSteps], first: int, last: int) -> int:

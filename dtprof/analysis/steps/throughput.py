@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.results import Throughput
+from dtprof.analysis.results import Caveat, Throughput
 from dtprof.analysis.steps.parameter_exchanges import find_parameter_messages
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.columns import distinct, is_any
@@ -167,7 +167,7 @@ def measure_throughput(
     measured: MeasuredSteps,
     *,
     incomplete: Collection[int],
-) -> tuple[Throughput | None, list[str]]:
+) -> tuple[Throughput | None, list[Caveat]]:
     """Return the throughput of the measured steps, and its caveats.
 
     Parameters:
@@ -177,7 +177,7 @@ def measure_throughput(
         return None, []  # what is said of the steps says it
     numbers = np.arange(measured.first, measured.last + 1)
     consumption = sum_consumption(steps, consumed, groups, numbers, incomplete=incomplete)
-    caveats = [f"{name}: {why}" for name, why in consumption.unknown.items()]
+    caveats = [Caveat(name, why) for name, why in consumption.unknown.items()]
     if not consumption.of_steps:
         return None, caveats
     first = next(iter(consumption.of_steps))
@@ -190,7 +190,9 @@ def measure_throughput(
     idle = max(np.count_nonzero(values[np.argmax(values > 0) :] == 0) for values in (tokens, samples) if len(values))
     middle = _mean_ratio if idle else _median_ratio
     if idle:
-        caveats.append(f"{first}: {idle} of {len(numbers)} steps were given none: the mean is shown, not the median")
+        caveats.append(
+            Caveat(first, f"{idle} of {len(numbers)} steps were given none: the mean is shown, not the median")
+        )
     return (
         Throughput(
             tokens_per_s=middle(tokens, step_s),
@@ -336,14 +338,17 @@ def _durations(steps: Iterable[RankSteps], numbers: Column) -> Floats:
     return mean
 
 
-def _of_sum(name: str, silent: Sequence[int], unnamed: Sequence[Group]) -> list[str]:
+def _of_sum(name: str, silent: Sequence[int], unnamed: Sequence[Group]) -> list[Caveat]:
     caveats = []
     if silent:
-        caveats.append(f"{name}: the models of {list_ranks(silent)} were given none; they count as 0")
+        caveats.append(Caveat(name, f"the models of {list_ranks(silent)} were given none; they count as 0"))
     if unnamed:
         names = f"group {unnamed[0].name!r}" + (f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else "")
         caveats.append(
-            f"{name}: nothing says what {names} is for; ranks of it are taken to have sequences of their own, which "
-            "tensor-parallel ones have not"
+            Caveat(
+                name,
+                f"nothing says what {names} is for; ranks of it are taken to have sequences of their own, which "
+                "tensor-parallel ones have not",
+            )
         )
     return caveats

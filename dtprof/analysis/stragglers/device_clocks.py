@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.analysis.results import Caveat
 from dtprof.columns import median
 from dtprof.job.clock_alignment import Clocks
 from dtprof.records.nodes.node_reader import NodeSamples
@@ -66,11 +67,11 @@ def measure_clocks(
     return {device.rank: _find_clock(device, by_boot.get(device.boot_id), clocks) for device in devices}
 
 
-def list_losses(nodes: Iterable[NodeSamples]) -> list[str]:
+def list_losses(nodes: Iterable[NodeSamples]) -> list[Caveat]:
     """Return the gaps in samples of the GPUs of the nodes, one sentence each."""
     caveats = []
     for node in nodes:
-        caveats += [f"devices: {node.node}: {problem}" for problem in node.gpu_problems]
+        caveats += [Caveat("devices", f"{node.node}: {problem}") for problem in node.gpu_problems]
         for index, rows in node.gpus.items():
             lost = np.flatnonzero(rows["lost"] == 1)
             if len(lost):
@@ -78,7 +79,9 @@ def list_losses(nodes: Iterable[NodeSamples]) -> list[str]:
                 known = xids[np.isfinite(xids)]
                 xid = f" (Xid {known[-1]:.0f})" if len(known) else ""
                 caveats.append(
-                    f"devices: {node.node}: the driver lost GPU {index}{xid}; nothing is known of it from then on"
+                    Caveat(
+                        "devices", f"{node.node}: the driver lost GPU {index}{xid}; nothing is known of it from then on"
+                    )
                 )
     return caveats
 

@@ -11,7 +11,7 @@ from dtprof.analysis.map_reduce.reduction_tasks import RankTask, part_ranks
 from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.memory.device_series import samples_each
 from dtprof.analysis.pipeline.slack import Slack
-from dtprof.analysis.results import StragglerResult
+from dtprof.analysis.results import Caveat, StragglerResult
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.throughput import LOST
 from dtprof.analysis.stragglers.device_clocks import RankDevice, measure_clocks
@@ -88,7 +88,7 @@ def name_stragglers(
     *,
     measured: MeasuredSteps,
     nodes: Sequence[NodeSamples],
-) -> tuple[tuple[StragglerResult, ...] | None, tuple[str, ...]]:
+) -> tuple[tuple[StragglerResult, ...] | None, tuple[Caveat, ...]]:
     """Return the stragglers of a run, and caveats about the other ranks; None where none is known.
 
     Parameters:
@@ -117,14 +117,18 @@ def name_stragglers(
     return None if not named and (unjudged or not aligned) else named, (*caveats, *unjudged)
 
 
-def _say_unjudged(surveys: Surveys, waits: Sequence[RankWaits | None]) -> list[str]:
+def _say_unjudged(surveys: Surveys, waits: Sequence[RankWaits | None]) -> list[Caveat]:
     """Say of which ranks it is not known whether they hold others up."""
     if surveys.world_size < 2:
         return []
     judged = {own.rank for own in waits if own is not None and len(own.work)}
     if lost := surveys.incomplete - judged:
-        return [f"stragglers: {LOST.format(list_ranks(lost))}, so that not all waits are known"]
-    return [] if len(judged) > 1 else ["stragglers: no waits of ranks for each other are known in the measured steps"]
+        return [Caveat("stragglers", f"{LOST.format(list_ranks(lost))}, so that not all waits are known")]
+    return (
+        []
+        if len(judged) > 1
+        else [Caveat("stragglers", "no waits of ranks for each other are known in the measured steps")]
+    )
 
 
 def list_durations(steps: Iterable[RankSteps], measured: MeasuredSteps) -> Column:

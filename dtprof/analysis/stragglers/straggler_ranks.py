@@ -28,7 +28,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dtprof.analysis.results import StragglerResult, Waiter
+from dtprof.analysis.results import Caveat, StragglerResult, Waiter
 from dtprof.analysis.stragglers.blame import (
     Cells,
     WaitGraph,
@@ -114,7 +114,7 @@ def find_stragglers(
     hosts: Mapping[int, str] | None = None,
     clocks: Mapping[int, DeviceClock | str] | None = None,
     slack_of: SlackOf | None = None,
-) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
+) -> tuple[tuple[StragglerResult, ...], tuple[Caveat, ...]]:
     """Return the ranks that the others waited for notably, the costliest first, and caveats about the other ranks.
 
     Parameters:
@@ -191,7 +191,7 @@ def find_stragglers(
     return tuple(results), (*turns, *_tell_unknown_clocks(results, clocks or {}))
 
 
-def _tell_unknown_clocks(results: Sequence[StragglerResult], clocks: Mapping[int, DeviceClock | str]) -> list[str]:
+def _tell_unknown_clocks(results: Sequence[StragglerResult], clocks: Mapping[int, DeviceClock | str]) -> list[Caveat]:
     """Return of which slow ranks it is not known whether the clock of their GPU explains them, and why."""
     ranks_by_reason: dict[str, list[int]] = {}
     for result in results:
@@ -199,12 +199,14 @@ def _tell_unknown_clocks(results: Sequence[StragglerResult], clocks: Mapping[int
         if isinstance(clock, str) and result.cause is None and result.phase in _ON_DEVICE:
             ranks_by_reason.setdefault(clock, []).append(result.rank)
     return [
-        f"stragglers: whether the clock of a GPU slows {list_ranks(ranks)} down is not known: {reason}"
+        Caveat("stragglers", f"whether the clock of a GPU slows {list_ranks(ranks)} down is not known: {reason}")
         for reason, ranks in ranks_by_reason.items()
     ]
 
 
-def _tell_turns(mending: Mending, listed: Sequence[int], ranks: Column, step_ns: int, num_bins: int) -> tuple[str, ...]:
+def _tell_turns(
+    mending: Mending, listed: Sequence[int], ranks: Column, step_ns: int, num_bins: int
+) -> tuple[Caveat, ...]:
     """Return the sentence about ranks that are late in turns, if there are any."""
     turns = mending.find_turns(listed, least=MIN_COST * step_ns)
     if turns is None:
@@ -212,8 +214,11 @@ def _tell_turns(mending: Mending, listed: Sequence[int], ranks: Column, step_ns:
     named = list_ranks(ranks[turns.at].tolist())
     late = f"{named} was late" if len(turns.at) == 1 else f"{named} were late, in turns"
     return (
-        f"stragglers: in {turns.steps} of {num_bins} steps {late}: without that a step would take "
-        f"{format_ns(int(turns.gain_ns))} less on average, but in too few steps each to be listed",
+        Caveat(
+            "stragglers",
+            f"in {turns.steps} of {num_bins} steps {late}: without that a step would take "
+            f"{format_ns(int(turns.gain_ns))} less on average, but in too few steps each to be listed",
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from dtprof.analysis.map_reduce.long_log_survey import LONG_LOG, survey_to_sum
 from dtprof.analysis.map_reduce.survey import SurveyedRun
 from dtprof.analysis.memory.memory_series import MemorySeries, find_worst
 from dtprof.analysis.pipeline.schedule_chart import PipelineChart, chart_pipeline
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import Caveat, Summary
 from dtprof.analysis.steps.step_boundaries import agree_on_rule, choose_steps
 from dtprof.analysis.timeline.rank_closeup import CloseupCollector, RankCloseup
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, bars_each
@@ -70,8 +70,11 @@ def examine(
             summary,
             cannot_tell=(
                 *summary.cannot_tell,
-                f"timeline: bars, the course of memory and bytes between ranks are those of the steps {first} to "
-                f"{last}; of a run with more than {LONG_LOG:,} records a rank the rest is summed, and not drawn",
+                Caveat(
+                    "timeline",
+                    f"bars, the course of memory and bytes between ranks are those of the steps {first} to "
+                    f"{last}; of a run with more than {LONG_LOG:,} records a rank the rest is summed, and not drawn",
+                ),
             ),
         )
     ranks = {fact.rank: details for fact, details in zip(surveys.facts, closeups, strict=True)}

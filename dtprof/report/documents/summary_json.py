@@ -30,6 +30,8 @@ def summary_json(summary: Summary) -> dict[str, Any]:
             document |= {"tokens_per_s": rates and rates.tokens_per_s, "samples_per_s": rates and rates.samples_per_s}
         elif name == "ranks":
             document[name] = [_rank(rank) for rank in summary.ranks]
+        elif name == "cannot_tell":
+            document[name] = list(map(str, summary.cannot_tell))
         elif name not in DRAWN_ONLY:
             document[NAMES.get(name, name)] = _plain(value)
     return document

@@ -1,6 +1,5 @@
 """The verdict in one sentence: the largest cost of the job, or why it is unknown."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,12 +41,6 @@ class Headline:
     advice: str = ""
     evidence: str | None = None  # the panel that shows it
     command: str | None = None  # what to type next
-
-
-def split_topic(caveat: str) -> tuple[str, str]:
-    """Return the subject of a sentence of `Summary.cannot_tell` ("" where it has none) and the sentence."""
-    match = re.match(r"([a-z_0-9]+): (.+)", caveat, re.DOTALL)
-    return (match[1], match[2]) if match else ("", caveat)
 
 
 def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline:
@@ -133,9 +126,8 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 
 def _describe_caveat(summary: Summary) -> Headline:
-    topics = [split_topic(caveat) for caveat in summary.cannot_tell]
-    telling = [sentence for topic, sentence in topics if topic == ("steps" if summary.ranks else "run")]
-    others = [sentence for _, sentence in topics]
+    telling = summary.reasons("steps" if summary.ranks else "run")
+    others = [caveat.reason for caveat in summary.cannot_tell]
     why = next(iter([*telling, *others]), "no step could be split into its parts").rstrip(".")
     return Headline(
         verdict="unknown",

@@ -19,7 +19,7 @@ from dtprof.report.figures.figure_numbers import DURATIONS, format_bytes, format
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.pipeline_figure import explain_no_pipeline
 from dtprof.report.pages.page_dashboard import Dashboard, Panel
-from dtprof.report.pages.page_headline import split_topic, write_headline
+from dtprof.report.pages.page_headline import write_headline
 from dtprof.report.pages.page_markup import Markup, element, join
 from dtprof.report.pages.page_tables import (
     PageColumn,
@@ -275,8 +275,10 @@ def render_cannot_tell(_panel: Panel, source: Source, _: Pages) -> Markup:
     summary = source.summary
     if not summary.cannot_tell:
         return element("p", "No caveats: the run has records for every figure on this page.", class_="nothing")
-    caveats = [split_topic(caveat) for caveat in summary.cannot_tell]
-    items = [element("li", element("code", topic) if topic else "", f" {sentence}") for topic, sentence in caveats]
+    items = [
+        element("li", element("code", caveat.subject) if caveat.subject else "", f" {caveat.reason}")
+        for caveat in summary.cannot_tell
+    ]
     return element("ul", *items, class_="sentences")
 
 

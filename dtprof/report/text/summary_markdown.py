@@ -11,7 +11,7 @@ from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
 from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.rank_exits import EndState
-from dtprof.analysis.results import PARTS, Summary
+from dtprof.analysis.results import PARTS, Caveat, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural, shorten
 from dtprof.report.text.summary_text import (
     MAX_HOT_LINES,
@@ -140,10 +140,10 @@ def _notes(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def _caveats(caveats: Sequence[str]) -> str:
+def _caveats(caveats: Sequence[Caveat]) -> str:
     if not caveats:
         return ""
-    lines = "\n".join(f"- {as_code(caveat)}" for caveat in caveats)
+    lines = "\n".join(f"- {as_code(str(caveat))}" for caveat in caveats)
     return f"<details><summary>{plural(len(caveats), 'caveat')}</summary>\n\n{lines}\n\n</details>"
 
 

@@ -93,9 +93,9 @@ def summary_text(summary: Summary) -> str:
     room = MAX_LINES - sum(map(len, (body, quality, following))) - 1  # the line of what is not shown
     hidden = [plural(len(by_axis) - MAX_COLLECTIVES, "operation")] if len(by_axis) > MAX_COLLECTIVES else []
     said = " ".join(" ".join(body).split())
-    caveats = [caveat for caveat in condense_caveats(summary.cannot_tell) if caveat.partition(": ")[2] not in said]
+    caveats = [caveat for caveat in condense_caveats(summary.cannot_tell) if caveat.reason not in said]
     # What weighs most is never dropped; then figures go before further caveats.
-    caveat_lines = [line for caveat in caveats[:1] for line in labelled("caveat", caveat)]
+    caveat_lines = [line for caveat in caveats[:1] for line in labelled("caveat", str(caveat))]
     room -= len(caveat_lines)
     for name, lines in capacity_lines(summary).items():
         if len(lines) <= room:
@@ -103,7 +103,7 @@ def summary_text(summary: Summary) -> str:
         else:
             hidden.append(name)
     for shown, caveat in enumerate(caveats[1:], start=1):
-        lines = labelled("caveat", caveat)
+        lines = labelled("caveat", str(caveat))
         if len(lines) > room:
             hidden.append(plural(len(caveats) - shown, "caveat"))
             break
