@@ -2,8 +2,8 @@
 
 import argparse
 import re
-import shlex
 import sys
+import textwrap
 from pathlib import Path
 
 from dtprof.cli import engine_options, run_argument
@@ -13,13 +13,7 @@ from dtprof.session.run_exports import FOLDERS, FORMATS, TRACES, export_run
 
 EPILOG = """\
 formats:
-  perfetto     one .pftrace file for https://ui.perfetto.dev, all ranks on one clock; where PATH ends in .tar, an
-               archive of one such file a host, with a perfetto_manifest of the offsets of their clocks
-  chrome       one .json.gz file for chrome://tracing and whatever reads trace events
-  kineto       a folder of .pt.trace.json.gz, a rank a file, for HolisticTraceAnalysis and torch-tb-profiler
-  tensorboard  a log directory: scalars, histograms, pictures, text, layout, and the traces of kineto
-  parquet      a folder of tables with a declared schema; csv: the same as text
-  prometheus   the figures of the summary as one file of metrics, for a Pushgateway or a textfile collector
+{formats}
 
 examples:
   dtprof export dtprof-runs/20261121-101500-train --format perfetto -o train.pftrace
@@ -36,7 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "export",
         help="write a run for Perfetto, Chrome, TensorBoard, tables",
         description="Write a run in the format of another tool; its figures are those of `dtprof summary`.",
-        epilog=EPILOG,
+        epilog=EPILOG.format(formats="\n".join(_describe(name) for name in FORMATS)),
     )
     run_argument.add_run(parser)
     parser.add_argument("--format", required=True, choices=FORMATS, help="format to write")
@@ -56,6 +50,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--force", action="store_true", help="overwrite PATH")
     engine_options.add_options(parser)
+
+
+def _describe(name: str) -> str:
+    return textwrap.fill(FORMATS[name].words, 118, initial_indent=f"  {name:<13}", subsequent_indent=" " * 15)
 
 
 def _join(names: tuple[str, ...]) -> str:
@@ -89,26 +87,5 @@ def run(arguments: argparse.Namespace) -> int:
     for remark in remarks:
         print(f"dtprof export: {remark}", file=sys.stderr)
     print(output)
-    print(f"next: {_next(arguments.format, output)}", file=sys.stderr)
+    print(f"next: {FORMATS[arguments.format].next_command(output)}", file=sys.stderr)
     return 0
-
-
-def _next(kind: str, output: Path) -> str:
-    path = shlex.quote(str(output))
-    read_trace = f"from hta.trace_analysis import TraceAnalysis; TraceAnalysis(trace_dir={str(output)!r})"
-    read_table = f"import pandas; print(pandas.read_parquet({str(output / 'ranks.parquet')!r}))"
-    return {
-        "perfetto": f"open https://ui.perfetto.dev and drop {path} on it; it stays on your machine",
-        "chrome": f"open chrome://tracing or https://ui.perfetto.dev and load {path}",
-        "kineto": _python(read_trace),
-        "tensorboard": shlex.join(["tensorboard", "--logdir", str(output)]),
-        "parquet": _python(read_table),
-        "csv": shlex.join(["head", str(output / "ranks.csv")]),
-        "prometheus": f"curl --data-binary {shlex.quote(f'@{output}')} http://PUSHGATEWAY:9091/metrics/job/dtprof",
-    }[kind]
-
-
-def _python(code: str) -> str:
-    """Return the command that runs a line; in double quotes where that reads as it is."""
-    plain = not set(code) & set('"\\$`!')
-    return f'python -c "{code}"' if plain else shlex.join(["python", "-c", code])

@@ -1,5 +1,7 @@
 """Write a run in the format of another tool, whole or not at all."""
 
+import fnmatch
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -44,10 +46,7 @@ def export_run(
 
     memory_pools.use_one_pool()
     with _replacing(output, folder=FORMATS[kind].is_folder, force=force) as scratch:
-        if kind == "tensorboard":
-            from dtprof.session.tensorboard_view import require_tensorboard
-
-            require_tensorboard()
+        FORMATS[kind].require()
         opened = open_run(path, engine)
         with executor_for(engine, opened) as executor:
             run = at_hand(opened, executor)
@@ -145,23 +144,89 @@ def _write_tables(export: _Export) -> list[str]:
     return []
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Format:
-    """One format: its writer, whether it is a folder, and whether steps of it can be chosen."""
+def _require_tensorboard() -> None:
+    from dtprof.session.tensorboard_view import require_tensorboard
 
+    require_tensorboard()
+
+
+def _run_python(code: str) -> str:
+    """Return the command that runs a line; in double quotes where that reads as it is."""
+    is_plain = not set(code) & set('"\\$`!')
+    return f'python -c "{code}"' if is_plain else shlex.join(["python", "-c", code])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFormat:
+    """One format."""
+
+    words: str  # what is written, and for whom
     write: Callable[[_Export], list[str]]
-    is_folder: bool = False
-    is_trace: bool = False
+    next_command: Callable[[Path], str]  # what to do with what was written
+    files: tuple[str, ...] = ()  # patterns of the names of its files where it is a folder
+    is_trace: bool = False  # steps of it can be chosen
+    require: Callable[[], None] = lambda: None  # says so where a package is missing
+
+    @property
+    def is_folder(self) -> bool:
+        """Say whether it is a folder of files."""
+        return bool(self.files)
 
 
 FORMATS = {
-    "perfetto": _Format(write=_write_perfetto, is_trace=True),
-    "chrome": _Format(write=_write_chrome, is_trace=True),
-    "kineto": _Format(write=_write_kineto, is_trace=True, is_folder=True),
-    "tensorboard": _Format(write=_write_tensorboard, is_trace=True, is_folder=True),
-    "parquet": _Format(write=_write_tables, is_folder=True),
-    "csv": _Format(write=_write_tables, is_folder=True),
-    "prometheus": _Format(write=_write_prometheus),
+    "perfetto": ExportFormat(
+        words="one .pftrace file for https://ui.perfetto.dev, all ranks on one clock; where PATH ends in .tar, an "
+        "archive of one such file a host, with a perfetto_manifest of the offsets of their clocks",
+        write=_write_perfetto,
+        next_command=lambda path: (
+            f"open https://ui.perfetto.dev and drop {shlex.quote(str(path))} on it; it stays on your machine"
+        ),
+        is_trace=True,
+    ),
+    "chrome": ExportFormat(
+        words="one .json.gz file for chrome://tracing and whatever reads trace events",
+        write=_write_chrome,
+        next_command=lambda path: f"open chrome://tracing or https://ui.perfetto.dev and load {shlex.quote(str(path))}",
+        is_trace=True,
+    ),
+    "kineto": ExportFormat(
+        words="a folder of .pt.trace.json.gz, a rank a file, for HolisticTraceAnalysis and torch-tb-profiler",
+        write=_write_kineto,
+        next_command=lambda path: _run_python(
+            f"from hta.trace_analysis import TraceAnalysis; TraceAnalysis(trace_dir={str(path)!r})"
+        ),
+        files=("*.pt.trace.json.gz",),
+        is_trace=True,
+    ),
+    "tensorboard": ExportFormat(
+        words="a log directory: scalars, histograms, pictures, text, layout, and the traces of kineto",
+        write=_write_tensorboard,
+        next_command=lambda path: shlex.join(["tensorboard", "--logdir", str(path)]),
+        files=("events.out.tfevents.*", "*.pt.trace.json.gz"),
+        is_trace=True,
+        require=_require_tensorboard,
+    ),
+    "parquet": ExportFormat(
+        words="a folder of tables with a declared schema",
+        write=_write_tables,
+        next_command=lambda path: _run_python(
+            f"import pandas; print(pandas.read_parquet({str(path / 'ranks.parquet')!r}))"
+        ),
+        files=("*.parquet", "schema.json"),
+    ),
+    "csv": ExportFormat(
+        words="the same tables as text",
+        write=_write_tables,
+        next_command=lambda path: shlex.join(["head", str(path / "ranks.csv")]),
+        files=("*.csv", "schema.json"),
+    ),
+    "prometheus": ExportFormat(
+        words="the figures of the summary as one file of metrics, for a Pushgateway or a textfile collector",
+        write=_write_prometheus,
+        next_command=lambda path: (
+            f"curl --data-binary {shlex.quote(f'@{path}')} http://PUSHGATEWAY:9091/metrics/job/dtprof"
+        ),
+    ),
 }
 TRACES = tuple(name for name, export in FORMATS.items() if export.is_trace)
 FOLDERS = tuple(name for name, export in FORMATS.items() if export.is_folder)
@@ -203,11 +268,9 @@ def _replacing(path: Path, *, folder: bool, force: bool) -> Iterator[Path]:
 
 def _is_export(folder: Path) -> bool:
     """Say whether a folder holds nothing but the files of an export."""
-    suffixes = (".parquet", ".csv", ".pt.trace.json.gz")
+    patterns = {pattern for export in FORMATS.values() for pattern in export.files}
     return all(
-        file.name in ("schema.json", "dtprof.json")
-        or file.name.endswith(suffixes)
-        or file.name.startswith("events.out.tfevents.")
+        any(fnmatch.fnmatchcase(file.name, pattern) for pattern in patterns)
         for file in folder.rglob("*")
         if not file.is_dir()
     )
