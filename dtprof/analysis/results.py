@@ -11,6 +11,7 @@ from dtprof.analysis.rank_exits import RankEnd
 from dtprof.formatting import format_fraction, format_ns, list_ranks, plural
 from dtprof.job.axes import axis_words
 from dtprof.job.clock_alignment import ClockResult
+from dtprof.records import events
 from dtprof.records.nodes.sampled_lines import HotLine, LateLine
 from dtprof.records.profiler_windows import Share
 from dtprof.records.sites import Site
@@ -35,18 +36,7 @@ IDLE = "idle"
 """The part that every run without recorded devices has a caveat about."""
 BUBBLE = "bubble"
 """The part that may be unknown where the others are known; its time is in exposed_wait, host or idle then."""
-PHASES = (
-    "data",
-    "forward",
-    "recompute",
-    "backward",
-    "optimizer",
-    "checkpoint",
-    "evaluation",
-    "compile",
-    "garbage_collection",
-    "other",
-)
+PHASES = (*events.PHASES, "other")
 """The second, independent partition of a step."""
 
 
@@ -213,7 +203,7 @@ class RankResult:
     partition_ns: Mapping[str, int | None] | None  # by PARTS; the bubble is None where it is not known
     phases_ns: dict[str, int] | None  # by PHASES
     peak_bytes: int | None
-    memory_categories: dict[str, int | None]  # by memory.CATEGORIES; empty where none was recorded
+    memory_categories: dict[str, int | None]  # by rank_memory.CATEGORIES; empty where none was recorded
     events: int
     ended: RankEnd
     user_phases_ns: dict[str, int] | None = None  # by the names the program gave; they may overlap

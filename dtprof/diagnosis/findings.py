@@ -8,7 +8,6 @@ from dtprof.records.tables import Group
 
 SCHEMA = 1
 ONLY_BRANCH = "no other branch or exit skips the call"
-OUTCOMES = ("healthy", "hang", "crash", "slow", "risk", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,15 +27,6 @@ from dtprof.job.issued_operations import Operation, Ranks
 from dtprof.records.codes import NONE
 from dtprof.records.tables import Array, join, select
 
-KINDS = {
-    "op": "collective-order-mismatch",
-    "peer": "root-mismatch",
-    "dtype": "dtype-mismatch",
-    "reduce_op": "reduce-op-mismatch",
-    "numel": "size-mismatch",
-    "sizes": "split-size-mismatch",
-}
-"""Arguments that members may disagree in, as columns and Operation name them; the first one is reported."""
 _UNKNOWN = {"peer": -1, "dtype": NONE, "reduce_op": NONE, "numel": -1}
 _COLUMNS = ("op", *_UNKNOWN)
 
@@ -50,7 +41,7 @@ BadPair = tuple[int, int, int, int]
 class Disagreement:
     """A collective on which the members of its group do not agree."""
 
-    argument: str  # of KINDS
+    argument: str  # as columns and Operation name it, or sizes; of several the first
     seq: int
     operations: dict[int, Operation]  # of the members that left a record
     values: dict[int, Hashable]  # what each of them has

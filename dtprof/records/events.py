@@ -55,10 +55,10 @@ NEW_GROUP = "new_group"  # and split_group
 PHASES = (
     DATA,
     FORWARD,
+    RECOMPUTE,
     BACKWARD,
     OPTIMIZER,
     CHECKPOINT,
-    RECOMPUTE,
     EVALUATION,
     COMPILE,
     GARBAGE_COLLECTION,

@@ -19,7 +19,8 @@ VERDICT = ".verdict.json"
 MOST_BYTES = 1 << 20
 """Of a manifest or a verdict: what is larger, dtprof did not write."""
 RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, UNKNOWN = "running", "cut-off", "ended", "stopped", "unknown"
-OUTCOMES = (RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, "healthy", "slow", "risk", "crash", "hang", UNKNOWN)
+VERDICTS = ("healthy", "slow", "risk", "crash", "hang", UNKNOWN)
+OUTCOMES = (RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, *VERDICTS)
 """How runs may stand. `ended`: with status 0, and nobody has diagnosed it."""
 
 

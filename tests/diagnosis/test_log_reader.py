@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtprof.diagnosis.findings import OUTCOMES
 from dtprof.diagnosis.sources.logs import log_grammar
 from dtprof.diagnosis.sources.logs.line_prefixes import parse_line, rank_of_file
 from dtprof.diagnosis.sources.logs.log_files import looks_like_a_log
 from dtprof.diagnosis.sources.logs.log_reader import read_logs
 from dtprof.errors import NotARunError
+from dtprof.records.run_facts import VERDICTS
 from dtprof.report.documents.verdict_json import verdict_json
 from dtprof.report.text.verdict_text import verdict_text
 from dtprof.session.job_diagnosis import diagnose_logs
@@ -244,7 +244,7 @@ def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, con
 def check(path: Path) -> None:
     """Diagnose, and hold the verdict against its contract."""
     verdict = diagnose_logs([path])
-    assert verdict.outcome in OUTCOMES
+    assert verdict.outcome in VERDICTS
     assert verdict.outcome != "unknown" or verdict.cannot_tell
     assert len(verdict_text(verdict).splitlines()) < 25
     assert verdict_json(verdict)["source"] == ["log"]

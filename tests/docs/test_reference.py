@@ -19,10 +19,10 @@ from dtprof.analysis.doctor import doctor_judgement
 from dtprof.analysis.results import PARTS
 from dtprof.cli import check
 from dtprof.cli.main import COMMANDS
-from dtprof.diagnosis.findings import OUTCOMES, Finding, Verdict
+from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.rules import KINDS, ORDER
 from dtprof.launch import run_directory
-from dtprof.records import schema_page
+from dtprof.records import run_facts, schema_page
 from dtprof.records.sites import Site
 from dtprof.records.tables import Group
 from dtprof.report.documents.check_json import check_json
@@ -130,7 +130,7 @@ def test_every_key_and_outcome_of_the_verdict_is_listed() -> None:
     verdict = Verdict(outcome="crash", source=("run",), ranks_seen=(0, 1), ranks_missing=(), findings=(finding,))
     page = load("docs/reference/diagnose.md").text
     assert [key for key in keys_of(verdict_json(verdict)) if f"`{key}`" not in page] == []
-    assert [outcome for outcome in OUTCOMES if f"`{outcome}`" not in page] == []
+    assert [outcome for outcome in run_facts.VERDICTS if f"`{outcome}`" not in page] == []
 
 
 def test_every_figure_is_listed_as_declared_and_defined_under_its_heading() -> None:

@@ -14,7 +14,6 @@ from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
-from dtprof.job import agreement
 from dtprof.job.agreement import Disagreement, disagreement_at, sizes_at
 from dtprof.job.group_collectives import at_position, group_tables, line_of
 from dtprof.job.groups import GroupId
@@ -22,7 +21,16 @@ from dtprof.job.issued_operations import Operation
 from dtprof.records.codes import dtype_name, reduce_op_name
 from dtprof.records.sites import Site
 
-KINDS = tuple(agreement.KINDS.values())
+_KIND_OF = {
+    "op": "collective-order-mismatch",
+    "peer": "root-mismatch",
+    "dtype": "dtype-mismatch",
+    "reduce_op": "reduce-op-mismatch",
+    "numel": "size-mismatch",
+    "sizes": "split-size-mismatch",
+}
+"""By the argument that members disagree in."""
+KINDS = tuple(_KIND_OF.values())
 WORDS = {
     "peer": "roots",
     "dtype": "element types",
@@ -118,7 +126,7 @@ def _finding(job: JobState, group_id: GroupId, disagreement: Disagreement) -> Fi
         *([OR_SKIPPED] if is_of_loop and not passed else []),
     )
     return Finding(
-        kind=agreement.KINDS["op" if is_other_call else disagreement.argument],
+        kind=_KIND_OF["op" if is_other_call else disagreement.argument],
         summary=_summarise(group_words(group), disagreement, is_other_call=is_other_call, is_again=is_again),
         culprit_ranks=culprits,
         waiting_ranks=() if passed else tuple(sorted({*victims(job, {*culprits}), *calls}.difference(culprits))),

@@ -6,6 +6,7 @@ from math import isnan
 from typing import Any, TypeVar
 
 from dtprof.analysis import metric_registry
+from dtprof.analysis.memory.rank_memory import CATEGORIES
 from dtprof.analysis.metric_registry import Metric
 from dtprof.analysis.rank_exits import EndState
 from dtprof.analysis.results import CallLine, Summary
@@ -104,7 +105,6 @@ PIPELINE_STEPS = (
     Column(name="step", dtype="int64", meaning="number of the measured step, from 1"),
     *_columns(metric_registry.PIPELINE_STEP),
 )
-CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "communication", "other")
 MEMORY = (
     RANK,
     Column(name="peak_bytes", dtype="int64", unit="bytes", meaning="highest memory of the rank; masked: not sampled"),
