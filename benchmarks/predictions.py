@@ -20,13 +20,13 @@ from benchmarks import pairs
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.prediction import Replayable
 from dtprof.analysis.whatif.run_graph import read_graph
+from dtprof.analysis.whatif.whatif_changes import parse_fix, parse_option
 from dtprof.errors import UsageError
 from dtprof.intervals import Floats
 from dtprof.records.reader import open_run
 from dtprof.session.engines import make_engine
 from dtprof.session.layout_plans import PlanRequest, plan
 from dtprof.session.run_measurement import summarise_opened
-from dtprof.session.whatif_options import parse_fix, parse_option
 from dtprof.session.whatif_prediction import predict
 
 STEPS = 12

@@ -101,12 +101,12 @@ class Run:
         Raises:
             UsageError: a change is none, or names what the run does not have.
         """
-        from dtprof.session.whatif_options import ARGUMENTS, parse_fixes
+        from dtprof.analysis.whatif.whatif_changes import OPTIONS, parse_fixes
         from dtprof.session.whatif_prediction import predict
 
-        unknown = sorted(set(options) - set(ARGUMENTS))
+        unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
-            raise UsageError(f"there is no change {unknown[0]!r}; expected one of {', '.join(ARGUMENTS)}")
+            raise UsageError(f"there is no change {unknown[0]!r}; expected one of {', '.join(OPTIONS)}")
         given = {name: str(value) for name, value in options.items()}
         return predict(self._opened, self._engine, parse_fixes(fixes, given))
 

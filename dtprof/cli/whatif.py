@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from dtprof.analysis.whatif.whatif_changes import CHANGES, OPTIONS, parse_fixes
 from dtprof.cli import engine_options, run_argument
 from dtprof.cli.parsers import GivenOnce
 
@@ -39,52 +40,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="rank=R[,R...], host=H, stage=N|last: as fast as the others; op=NAME, phase=NAME: its ideal time (phases "
         "data and checkpoint: none); repeatable",
     )
-    changes.add_argument("--network", action=GivenOnce, metavar="F", help="transfers F times as fast, for example 2x")
-    changes.add_argument(
-        "--compute", action=GivenOnce, metavar="F", help="computation F times as fast, for example 1.5x"
-    )
-    changes.add_argument(
-        "--overlap", action=GivenOnce, metavar="full", help="collectives are waited for at the end of the step only"
-    )
-    changes.add_argument(
-        "--microbatches", action=GivenOnce, metavar="N", help="divide the batch of a pipeline's step into N"
-    )
-    changes.add_argument(
-        "--schedule",
-        action=GivenOnce,
-        metavar="NAME",
-        help="of the pipeline: gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev",
-    )
-    changes.add_argument(
-        "--split",
-        action=GivenOnce,
-        metavar="even",
-        help="layers of a pipeline divided so that all stages take equally long",
-    )
-    changes.add_argument(
-        "--sync",
-        action=GivenOnce,
-        metavar="last",
-        help="gradients reduced in the last backward pass of a step alone, as with no_sync() of DDP around the others",
-    )
-    changes.add_argument(
-        "--without", action=GivenOnce, metavar="OP", help="an operation that nobody issues any more, such as barrier"
-    )
-    changes.add_argument(
-        "--buckets",
-        action=GivenOnce,
-        metavar="SIZE",
-        help="gradients reduced in buckets of this size, for example 50MB",
-    )
-    changes.add_argument(
-        "--reduce-dtype",
-        action=GivenOnce,
-        metavar="bf16|fp16",
-        help="gradients of 32 bits reduced in 16, on devices: reduce_dtype of FSDP, bf16_compress_hook of DDP",
-    )
-    changes.add_argument(
-        "--ranks", action=GivenOnce, metavar="N", help="N ranks in all, by more data-parallel replicas"
-    )
+    for name in OPTIONS.values():
+        changes.add_argument(f"--{name}", action=GivenOnce, metavar=CHANGES[name].metavar, help=CHANGES[name].help)
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     engine_options.add_options(parser)
 
@@ -94,10 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.documents.whatif_json import whatif_json
     from dtprof.report.text.whatif_text import whatif_text
     from dtprof.session.engines import open_run
-    from dtprof.session.whatif_options import ARGUMENTS, parse_fixes
     from dtprof.session.whatif_prediction import predict
 
-    fixes = parse_fixes(arguments.fix, {name: getattr(arguments, name) for name in ARGUMENTS})
+    fixes = parse_fixes(arguments.fix, {name: getattr(arguments, name) for name in OPTIONS})
     engine = engine_options.chosen_engine(arguments)
     result = predict(open_run(arguments.run_directory, engine), engine, fixes)
     print(json.dumps(whatif_json(result), indent=1) if arguments.json else whatif_text(result))

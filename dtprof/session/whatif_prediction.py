@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from dtprof.session.engines import Engine, at_hand, executor_for
 
 if TYPE_CHECKING:
-    from dtprof.analysis.whatif.fixes import Fix
     from dtprof.analysis.whatif.prediction import Prediction
+    from dtprof.analysis.whatif.whatif_changes import Fix
     from dtprof.records.reader import Run
 
 

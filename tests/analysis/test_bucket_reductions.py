@@ -6,12 +6,12 @@ import pytest
 
 from dtprof.analysis.results import RepeatedReductions, Summary
 from dtprof.analysis.run_summary import summarise
+from dtprof.analysis.whatif.whatif_changes import parse_option
 from dtprof.records import events
 from dtprof.records.reader import open_run
 from dtprof.records.tables import BucketLayout
 from dtprof.report.text.summary_text import summary_text
 from dtprof.session.engines import make_engine
-from dtprof.session.whatif_options import parse_option
 from dtprof.session.whatif_prediction import predict
 from tests.builders import MemoryRun, RankBuilder, write_run
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dtprof.analysis.whatif.whatif_changes import parse_fix, parse_option
 from dtprof.records.reader import open_run
 from dtprof.session.engines import make_engine
-from dtprof.session.whatif_options import parse_fix, parse_option
 from dtprof.session.whatif_prediction import predict
 from tests.synthetic.job import Job
 from tests.synthetic.writing import generate

@@ -20,10 +20,10 @@ from dtprof.analysis.map_reduce.survey import SurveyedRun, Surveys, survey_run
 from dtprof.analysis.results import MOST_GAIN, Advice, StragglerResult, Summary
 from dtprof.analysis.run_summary import state_summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
-from dtprof.analysis.whatif.fixes import RANK, Fix, describe
 from dtprof.analysis.whatif.prediction import FULL_OVERLAP, MAX_ERROR, NO_GAIN, Prediction, draw_best, predict
 from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
 from dtprof.analysis.whatif.run_graph import IMPORTED_PIPELINE, choose_middle, find_obstacle, join_lines
+from dtprof.analysis.whatif.whatif_changes import RANK, Fix, describe
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks

@@ -1,4 +1,4 @@
-"""Changes that a prediction supports, and their effect on the durations of a graph.
+"""The effect of changes on the durations of a graph.
 
 A rank, host or stage that is fixed computes like the others: each phase is scaled to the mean of the ranks that are
 not fixed (those of the same stage in other replicas, where there are any). An operation or a phase that is fixed takes
@@ -6,43 +6,36 @@ its ideal time, the same on all ranks and in all steps; input, checkpoints and g
 of the step.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from dtprof.analysis.whatif.operation_graph import OperationGraph
 from dtprof.analysis.whatif.replay import Dependencies
+from dtprof.analysis.whatif.whatif_changes import (
+    COMPUTE,
+    HOST,
+    LAST,
+    NETWORK,
+    OFF_THE_PATH,
+    OP,
+    PHASE,
+    RANK,
+    RANKS,
+    REDUCE_DTYPE,
+    STAGE,
+    SYNC,
+    WITHOUT,
+    Fix,
+)
 from dtprof.columns import distinct, median, number_distinct
 from dtprof.errors import UsageError
-from dtprof.formatting import format_bytes, list_ranks, plural
+from dtprof.formatting import list_ranks, plural
 from dtprof.intervals import Column, Floats, Mask, cover, intersect, total
 from dtprof.job.axes import DEFAULT_GROUP
 from dtprof.records import events
 
-RANK, HOST, STAGE, OP, PHASE = "rank", "host", "stage", "op", "phase"
-NETWORK, COMPUTE, OVERLAP, SYNC, WITHOUT, MICROBATCHES, SCHEDULE, SPLIT, BUCKETS, REDUCE_DTYPE, RANKS = (
-    "network",
-    "compute",
-    "overlap",
-    "sync",
-    "without",
-    "microbatches",
-    "schedule",
-    "split",
-    "buckets",
-    "reduce-dtype",
-    "ranks",
-)
-OFF_THE_PATH = {
-    events.DATA: ("input always ready in time", "input is loaded in the background, and always ready in time"),
-    events.CHECKPOINT: ("checkpoints written in the background", "checkpoints are written in the background"),
-    events.GARBAGE_COLLECTION: (
-        "garbage collected outside the steps (gc.freeze(), gc.disable())",
-        "garbage is collected between steps, and so rarely that it takes no time",
-    ),
-}
-"""Phases that a program can take off the critical path: fixed, they take no time. In words, with what that assumes."""
 ON_DEVICE = (
     events.FORWARD,
     events.BACKWARD,
@@ -51,9 +44,6 @@ ON_DEVICE = (
     events.OPTIMIZER,
 )
 """Phases that a faster device shortens; the rest is the host's."""
-LAST, EVEN = "last", "even"
-HALF_WIDTH = ("bf16", "fp16")
-"""Element types that gradients of 32 bits may be reduced in: FSDP's `reduce_dtype`, a communication hook of DDP."""
 SMALLEST_BUCKET = 1e-3
 """Of the largest gradient bucket: smaller reductions are of losses and norms."""
 MIN_SIZES_RATIO = 4.0
@@ -67,52 +57,6 @@ SLOWED = 0.5
 """By so much at most operations slow down the computation beside them: on a host they take cores, on a device units."""
 MAX_GROWTH = 16
 """How many times the measured replicas a prediction may go."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fix:
-    """One change: its subject and its value, as typed."""
-
-    what: str
-    value: str
-
-    def __str__(self) -> str:
-        """Return it as results name it."""
-        return f"{self.what}={self.value}"
-
-    @property
-    def number(self) -> float:
-        """Return the value as a number; parsed and checked where it was typed."""
-        return float(self.value.removesuffix("x"))
-
-
-def describe(names: Sequence[str]) -> str:
-    """Return for people what changes, named as results name them, are."""
-    return ", and ".join(_describe(*name.split("=", 1)) for name in names)
-
-
-def _describe(what: str, value: str) -> str:
-    if what == RANK and "," in value:
-        return f"ranks {value.replace(',', ', ')} as fast as the others"
-    if what in (RANK, HOST, STAGE):
-        return f"{what} {value} as fast as the others"
-    if what == PHASE and value in OFF_THE_PATH:
-        return OFF_THE_PATH[value][0]
-    if what in (OP, PHASE):
-        return f"{value} alike on all ranks and in all steps"
-    return {
-        NETWORK: f"transfers {value} as fast",
-        COMPUTE: f"computation {value} as fast",
-        OVERLAP: "collectives fully overlapped with computation",
-        WITHOUT: f"no {value}",
-        SYNC: "gradients reduced in the last backward pass of a step alone (no_sync())",
-        MICROBATCHES: f"{value} microbatches",
-        SPLIT: "layers divided so that all stages take equally long",
-        SCHEDULE: f"the pipeline schedule {value}",
-        REDUCE_DTYPE: f"gradients reduced in {value}",
-        BUCKETS: f"gradient buckets of {format_bytes(int(value)) if value.isdecimal() else value}",
-        RANKS: f"{value} ranks",
-    }[what]
 
 
 class Unpredictable(Exception):

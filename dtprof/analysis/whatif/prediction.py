@@ -13,30 +13,9 @@ import numpy as np
 
 from dtprof.analysis.whatif.bucket_sizes import largest_bucket, replay_buckets
 from dtprof.analysis.whatif.fixes import (
-    BUCKETS,
-    COMPUTE,
-    EVEN,
-    HALF_WIDTH,
-    HOST,
-    LAST,
-    MICROBATCHES,
-    NETWORK,
-    OFF_THE_PATH,
-    OP,
-    OVERLAP,
-    PHASE,
-    RANK,
-    REDUCE_DTYPE,
-    SCHEDULE,
     SLOWED,
-    SPLIT,
-    STAGE,
-    SYNC,
-    WITHOUT,
-    Fix,
     Unpredictable,
     bound_durations,
-    describe,
     drop_waits,
     find_dropped,
     find_wide_gradients,
@@ -49,18 +28,44 @@ from dtprof.analysis.whatif.random_draws import RandomDraws
 from dtprof.analysis.whatif.replayed_steps import ReplayedStep, draw_graph_step, draw_plan_step
 from dtprof.analysis.whatif.schedule_fixes import FIXED, PipelineTimes
 from dtprof.analysis.whatif.slowdowns import Slowdowns, measure_slowdowns
+from dtprof.analysis.whatif.whatif_changes import (
+    BARRIER,
+    BUCKETS,
+    COMPUTE,
+    EVEN,
+    FULL,
+    HALF_WIDTH,
+    HOST,
+    LAST,
+    MICROBATCHES,
+    NETWORK,
+    OFF_THE_PATH,
+    OP,
+    OVERLAP,
+    PHASE,
+    RANK,
+    RANKS,
+    REDUCE_DTYPE,
+    SCHEDULE,
+    SPLIT,
+    STAGE,
+    SYNC,
+    WITHOUT,
+    Fix,
+    describe,
+    is_at_hand,
+)
 from dtprof.columns import distinct, percentiles
 from dtprof.errors import UsageError
 from dtprof.intervals import Column, Floats
 
 MAX_ERROR = 0.05
 """Of the measured step: by more a replay must not miss it."""
-BARRIER = "barrier"
 MAX_TABLE_RANKS = 8
 """Ranks in the table of single fixes: those that spend most time beyond the ideal."""
 MAX_TABLE_OTHERS = 8
 """Hosts, and stages, in it."""
-FULL_OVERLAP = f"{OVERLAP}=full"
+FULL_OVERLAP = f"{OVERLAP}={FULL}"
 NOW = "as it was"
 WORTH = 0.005
 """Of the step: a smaller gain is none to act on."""
@@ -135,13 +140,6 @@ def _is_made(fixes: Sequence[Fix]) -> bool:
 
 def _is_bound(fixes: Sequence[Fix]) -> bool:
     return [*map(str, fixes)] == [FULL_OVERLAP]
-
-
-def is_at_hand(fix: Sequence[str]) -> bool:
-    """Say whether changes are in the hands of the user of the job: not of who buys devices and networks."""
-    at_hand = (RANK, HOST, STAGE, MICROBATCHES, SCHEDULE, SPLIT, SYNC, BUCKETS, REDUCE_DTYPE)
-    some = [*(f"{PHASE}={phase}" for phase in OFF_THE_PATH), f"{WITHOUT}={BARRIER}"]
-    return all(name.split("=")[0] in at_hand or name in some for name in fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +279,7 @@ def list_single_fixes(source: Replayable) -> list[Fix]:
     fixes += [Fix(what=PHASE, value=kind.name) for kind in graph.kinds if not kind.is_communication]
     fixes.append(Fix(what=COMPUTE, value="1.5x"))
     if ops:
-        fixes += [Fix(what=NETWORK, value="2x"), Fix(what=OVERLAP, value="full")]
+        fixes += [Fix(what=NETWORK, value="2x"), Fix(what=OVERLAP, value=FULL)]
     if any(kind.op == BARRIER for kind in graph.kinds):
         fixes.append(Fix(what=WITHOUT, value=BARRIER))
     if graph.is_superseded.any():
@@ -346,7 +344,7 @@ def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
                 assumes.append(f"the program is right without {fix.value}")
             elif fix.what == REDUCE_DTYPE:
                 assumes.append(f"the model trains as well with gradients reduced in {fix.value}, and casts are hidden")
-            elif fix.what == "ranks":
+            elif fix.what == RANKS:
                 assumes.append("each rank has as much work as now, and the network of the new ones is as fast")
     if pipeline:
         times = source.pipeline

@@ -25,13 +25,19 @@ from dtprof.analysis.pipeline.schedule_replay import (
     replay_plan,
 )
 from dtprof.analysis.whatif.fixes import Unpredictable
-from dtprof.errors import UsageError
+from dtprof.analysis.whatif.whatif_changes import (
+    DUALPIPEV,
+    GPIPE,
+    INTERLEAVED,
+    ONE_F_ONE_B,
+    SCHEDULES,
+    ZB_H1,
+    ZBV,
+    parse_schedule,
+)
 from dtprof.formatting import plural
 from dtprof.intervals import Floats
 
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV = "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"
-SCHEDULES = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV)
-ALIASES = {"interleaved1f1b": INTERLEAVED, "zero-bubble": ZB_H1, "zerobubble": ZB_H1, "zbvzerobubble": ZBV}
 _PLANNED = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", INTERLEAVED: "Interleaved1F1B"}
 SPLITTING = (ZB_H1, ZBV, DUALPIPEV)
 _IN_V = (ZBV, DUALPIPEV)
@@ -49,19 +55,6 @@ _NAMES = {
     "dualpipev": DUALPIPEV,
 }
 """Schedules by the names of `schedule_name`."""
-
-
-def parse_schedule(text: str) -> str:
-    """Return the name of a schedule.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
-    name = text.lower().removeprefix("schedule").replace("_", "-")
-    name = ALIASES.get(name.replace("-", ""), ALIASES.get(name, name))
-    if name not in SCHEDULES:
-        raise UsageError(f"--schedule is {text!r}; expected one of {', '.join(SCHEDULES)}")
-    return name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What each single change would gain, with its interval."""
 
-from dtprof.analysis.whatif.fixes import describe
 from dtprof.analysis.whatif.prediction import NO_GAIN, Prediction
+from dtprof.analysis.whatif.whatif_changes import describe
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, new_figure
 from dtprof.report.figures.figure_numbers import format_duration
 from dtprof.report.figures.figure_source import Source

@@ -8,17 +8,16 @@ import pytest
 
 from dtprof.analysis.pipeline.schedule_plans import make_h1_plan, make_plan, make_zero_bubble_plan
 from dtprof.analysis.pipeline.schedule_replay import BACKWARD, SchedulePlan, replay_actions, replay_plan
-from dtprof.analysis.whatif.fixes import Fix
 from dtprof.analysis.whatif.prediction import MAX_ERROR, Prediction, Replayable, predict
 from dtprof.analysis.whatif.replay import Dependencies
 from dtprof.analysis.whatif.run_graph import read_graph
 from dtprof.analysis.whatif.schedule_fixes import measure_gaps
+from dtprof.analysis.whatif.whatif_changes import Fix, parse_fix, parse_fixes, parse_option
 from dtprof.errors import UsageError
 from dtprof.records.reader import Run, open_run
 from dtprof.records.schema import FLAG
 from dtprof.session import whatif_prediction
 from dtprof.session.engines import make_engine
-from dtprof.session.whatif_options import parse_fix, parse_fixes, parse_option
 from tests.builders import RankBuilder, write_run
 from tests.synthetic import Job, generate
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from dtprof.analysis.whatif.prediction import Prediction
+from dtprof.analysis.whatif.whatif_changes import parse_fix
 from dtprof.interchange.importers.imported_files import import_files
 from dtprof.interchange.importers.imported_run import write_imported
 from dtprof.records.reader import open_run
 from dtprof.session.engines import make_engine
-from dtprof.session.whatif_options import parse_fix
 from dtprof.session.whatif_prediction import predict
 
 TRACE = Path(__file__).parent / "published" / "trace-ST.parquet"
