@@ -21,9 +21,7 @@ from pathlib import Path
 from dtprof import fence
 from dtprof.launch.launcher_thread import LauncherThread
 from dtprof.records import paths, writer
-from dtprof.records.nodes import host_clocks
 
-ADDRESS_FILE = ".clock.json"
 MAGIC = b"DTPCLOCK"
 TOKEN_BYTES = 16
 PACKET = struct.Struct("!8s16sIqqq")
@@ -161,7 +159,7 @@ class ClockKeeper:
 
     def __init__(self, node_folder: Path, *, host: str, responder: Responder | None, address: Address | None) -> None:
         """Write whose clock this is; with an address measure it now and every ten seconds."""
-        self._file = node_folder / host_clocks.FILE
+        self._file = node_folder / paths.CLOCK
         self._responder, self._address = responder, address
         self._thread = LauncherThread(self._work, "clock")
         self._write({"host": host, "boot_id": writer.boot_id(), "is_reference": address is None})
@@ -220,7 +218,7 @@ def serve(run: Path) -> Responder | None:
     try:
         responder = Responder(token=token)
         writer.write_json(
-            run / ADDRESS_FILE,
+            run / paths.CLOCK_ADDRESS,
             {"hosts": _local_addresses(), "port": responder.port, "token": token.hex(), "pid": os.getpid()},
         )
     except OSError:
@@ -231,7 +229,7 @@ def serve(run: Path) -> Responder | None:
 def read_address(run: Path) -> Address | None:
     """Return the address of the clock of a run; None where there is none."""
     try:
-        document = json.loads((run / ADDRESS_FILE).read_text(encoding="utf-8"))
+        document = json.loads((run / paths.CLOCK_ADDRESS).read_text(encoding="utf-8"))
         token = bytes.fromhex(document["token"])
         return Address(hosts=tuple(map(str, document["hosts"])), port=int(document["port"]), token=token)
     except (OSError, ValueError, KeyError, TypeError):

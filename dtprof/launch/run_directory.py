@@ -19,13 +19,8 @@ from dtprof import __version__
 from dtprof.errors import DiskFullError, OutputError
 from dtprof.launch import always_on, announcement, gpu_sampler, interpreter
 from dtprof.records import paths, schema, writer
+from dtprof.records.run_files import Place, is_written_by_dtprof
 
-OUR_FILE = re.compile(
-    r"report\.html|\.launcher|\.{0,2}(run|verdict|clock|collect(-[0-9a-f]{32})?|sent)\.json(\.\d+)?|\.told-\w+"
-)
-OUR_NODE_FILE = re.compile(
-    r"(exits|processes|samples|clock|mismatches|lateness|hot-lines)\.jsonl|\.?(launcher-\d+|stacks)\.json(\.\d+)?|\.?program\.json\.gz(\.\d+)?|\.warned-\w+"
-)
 LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
 
 
@@ -124,10 +119,10 @@ def _is_ours(entry: Path) -> bool:
     if entry.is_symlink():
         return False
     if not entry.is_dir():
-        return OUR_FILE.fullmatch(entry.name) is not None
-    if paths.parse_rank_folder(entry.name):
-        return True
-    return entry.name.startswith("node-") and all(OUR_NODE_FILE.fullmatch(e.name) for e in entry.iterdir())
+        return is_written_by_dtprof(Place.RUN, entry.name)
+    if paths.is_node_folder(entry.name):
+        return all(is_written_by_dtprof(Place.NODE, file.name) for file in entry.iterdir())
+    return paths.parse_rank_folder(entry.name) is not None
 
 
 class JobEndFields(TypedDict, total=False):
@@ -230,7 +225,7 @@ def version_remark(path: Path) -> str | None:
 def hosts_of(path: Path) -> list[str]:
     """Return this host and those whose launchers have joined the run."""
     joined = set()
-    for file in path.glob("node-*/launcher-*.json"):
+    for file in paths.node_files(path, "launcher-*.json"):
         try:
             joined.add(str(json.loads(file.read_text(encoding="utf-8"))["host"]))
         except (OSError, ValueError, KeyError, TypeError):

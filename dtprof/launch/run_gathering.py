@@ -17,7 +17,6 @@ from dtprof.launch import run_directory
 from dtprof.launch.run_joining import OF_RENDEZVOUS
 from dtprof.records import paths, writer
 from dtprof.records.file_copies import link_or_copy
-from dtprof.records.nodes import host_clocks
 from dtprof.records.rank_processes import newest_header
 
 if TYPE_CHECKING:
@@ -205,12 +204,12 @@ def _copy_nodes(run: NodeRun, output: Path, *, is_first: bool) -> list[str]:
     """Copy the folders of nodes; a launcher that is not the first becomes one that joined."""
     remarks = []
     named = ""
-    for source in sorted(run.path.glob("node-*")):
+    for source in paths.node_folders(run.path):
         # Two launchers on one host, or hosts of one name, have folders of one name.
         target = next(free for name in paths.numbered(source.name) if not (free := output / name).exists())
         named = named or target.name
         _copy_folder(source, target)
-        if not is_first and (target / host_clocks.FILE).exists() and _forget_offsets(target / host_clocks.FILE):
+        if not is_first and (target / paths.CLOCK).exists() and _forget_offsets(target / paths.CLOCK):
             remarks.append(
                 f"the clock of {source.name} was not measured against that of the launcher of the first ranks: "
                 "the records alone align it"

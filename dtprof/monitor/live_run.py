@@ -154,7 +154,7 @@ def _stamp(run: Path) -> tuple[tuple[int, int, int], ...]:
     To read all that anew at every poll costs far more than to ask whether it has changed.
     """
     try:
-        nodes = sorted(run.glob("node-*"))
+        nodes = paths.node_folders(run)
     except OSError:
         return ()
     files = [run / paths.MANIFEST, *(node / name for node in nodes for name in _BESIDE_RECORDS)]

@@ -6,10 +6,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MANIFEST = "run.json"
+VERDICT = ".verdict.json"
+CLOCK_ADDRESS = ".clock.json"
+SENT = ".sent.json"
+COLLECTED = ".collect.json"
 STRINGS = "strings.jsonl"
 WINDOWS = "window-*.json.gz"
 EXITS = "exits.jsonl"
 PROCESSES = "processes.jsonl"
+SAMPLES = "samples.jsonl"
+CLOCK = "clock.jsonl"
 STACKS = "stacks.json"
 PROGRAM = "program.json.gz"
 MISMATCHES = "mismatches.jsonl"
@@ -19,6 +25,7 @@ HOT_LINES = "hot-lines.jsonl"
 DROPPED = "dropped.json"
 TRACE_REQUEST = "trace-request.json"
 
+_NODE = "node-"
 _RANK_FOLDER = re.compile(r"rank-(\d{5,})\.(\d+)")
 _SEGMENT = re.compile(r"events\.(\d{5,})(\.z)?")
 
@@ -41,9 +48,34 @@ def numbered(name: str) -> Iterator[str]:
         yield f"{name}-{number}"
 
 
+def node_name(host: str) -> str:
+    """Return the name of a node: that of its host, safe for a folder."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", host)
+
+
 def node_folder_name(host: str) -> str:
-    """Return the name of the folder of one node, safe for any host name."""
-    return "node-" + re.sub(r"[^A-Za-z0-9._-]", "_", host)
+    """Return the name of the folder of one node."""
+    return _NODE + node_name(host)
+
+
+def is_node_folder(name: str) -> bool:
+    """Say whether a folder of this name is that of a node."""
+    return name.startswith(_NODE)
+
+
+def node_of(folder_name: str) -> str:
+    """Return the name of the node that a folder is of."""
+    return folder_name.removeprefix(_NODE)
+
+
+def node_folders(run: Path) -> list[Path]:
+    """Return the folders of all nodes of a run, by name."""
+    return sorted(run.glob(f"{_NODE}*"))
+
+
+def node_files(run: Path, name: str) -> list[Path]:
+    """Return the files of this name, or pattern, of all nodes of a run, by node."""
+    return sorted(run.glob(f"{_NODE}*/{name}"))
 
 
 def window_name(first: int, last: int) -> str:

@@ -290,7 +290,7 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str 
     # Before all else: it refuses a path that is no run.
     attempts = _find_rank_folders(path) if rank_folders is None else _by_rank(path / name for name in rank_folders)
     of_processes: list[str] = []
-    nodes = sorted(path.glob("node-*"))
+    nodes = paths.node_folders(path)
     processes = [row for node in nodes for row in json_lines(node / paths.PROCESSES, of_processes)]
     folders, replicas = (
         separate_replicas(attempts, functools.partial(_read_process, _started(processes)))

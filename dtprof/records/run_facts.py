@@ -15,7 +15,6 @@ from typing import Any
 from dtprof.records import paths, writer
 from dtprof.records.nodes.exit_records import is_stop
 
-VERDICT = ".verdict.json"
 MOST_BYTES = 1 << 20
 """Of a manifest or a verdict: what is larger, dtprof did not write."""
 RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, UNKNOWN = "running", "cut-off", "ended", "stopped", "unknown"
@@ -57,7 +56,7 @@ def read_facts(run: Path, name: str, *, is_alive: bool) -> RunFacts:
     Raises:
         OSError: the folder cannot be read.
     """
-    document, verdict = read_document(run / paths.MANIFEST), read_document(run / VERDICT)
+    document, verdict = read_document(run / paths.MANIFEST), read_document(run / paths.VERDICT)
     ranks = {found[0] for entry in os.scandir(run) if (found := paths.parse_rank_folder(entry.name))}
     hosts, command, status = document.get("hosts"), document.get("command"), document.get("exit_status")
     return RunFacts(
@@ -81,7 +80,7 @@ def write_verdict(run: Path, outcome: str, summary: str) -> None:
     Raises:
         OSError: the run cannot be written to.
     """
-    writer.write_json(run / VERDICT, {"schema": 1, "outcome": outcome, "summary": summary})
+    writer.write_json(run / paths.VERDICT, {"schema": 1, "outcome": outcome, "summary": summary})
 
 
 def read_document(file: Path) -> Mapping[str, Any]:
@@ -146,7 +145,7 @@ def _outcome(run: Path, document: Mapping[str, Any], verdict: Mapping[str, Any],
 def _exit_statuses(run: Path) -> set[int]:
     """Return how processes of the job ended, as their parents saw it."""
     statuses = set()
-    for file in run.glob(f"node-*/{paths.EXITS}"):
+    for file in paths.node_files(run, paths.EXITS):
         try:
             data = file.read_bytes()[:MOST_BYTES]
         except OSError:

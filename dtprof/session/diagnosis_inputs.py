@@ -10,18 +10,9 @@ from dtprof.diagnosis.sources.logs.log_files import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
 from dtprof.formatting import plural
 from dtprof.records import paths, remote
+from dtprof.records.run_files import Place, is_written_by_dtprof
 
 HEAD_BYTES = 1 << 20
-OF_A_RUN = {
-    paths.MANIFEST,
-    paths.EXITS,
-    paths.PROCESSES,
-    paths.STACKS,
-    paths.PROGRAM,
-    paths.MISMATCHES,
-    paths.LATENESS,
-    paths.HOT_LINES,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +68,7 @@ def sort_inputs(given: Iterable[Path]) -> DiagnosisInputs:
 
 def is_run(path: Path) -> bool:
     """Say whether a directory is a run, also one whose beginning is damaged."""
-    return (path / "run.json").exists() or any(path.glob("rank-[0-9]*.[0-9]*"))
+    return (path / paths.MANIFEST).exists() or any(path.glob("rank-[0-9]*.[0-9]*"))
 
 
 def _files_beside_runs(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -96,8 +87,9 @@ def _refuse_part_of_a_run(path: Path) -> None:
     whole = path.absolute()
     for run in list(whole.parents)[:2]:
         first = whole.relative_to(run).parts[0]
-        is_folder = paths.parse_rank_folder(first) is not None or (first.startswith("node-") and (run / first).is_dir())
-        if (is_folder or first in OF_A_RUN) and is_run(run):
+        is_of_node = paths.is_node_folder(first) and (run / first).is_dir()
+        is_part = is_of_node or paths.parse_rank_folder(first) or is_written_by_dtprof(Place.RUN, first)
+        if is_part and is_run(run):
             raise NotARunError(
                 f"{path} is a part of the run {run}; expected the whole: dtprof diagnose {shlex.quote(str(run))}"
             )

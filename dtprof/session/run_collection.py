@@ -81,7 +81,7 @@ def send_runs(runs: Sequence[Path], target: str, *, say: Callable[[str], None]) 
 
     problems: list[str] = []
     for run in _runs_in(runs):
-        state = run_facts.read_document(run / run_sender.STATE)
+        state = run_facts.read_document(run / paths.SENT)
         if state.get("is_complete") and state.get("target") == target:
             continue
         sink = collect_target.make_sink(target)

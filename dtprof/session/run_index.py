@@ -172,7 +172,7 @@ def _is_run(path: str) -> bool:
 def _stamp(path: str) -> str:
     """Return a text that changes with the manifest and the verdict of a run."""
     stamps = []
-    for name in (paths.MANIFEST, run_facts.VERDICT):
+    for name in (paths.MANIFEST, paths.VERDICT):
         try:
             status = Path(path, name).lstat()
         except OSError:
@@ -210,7 +210,7 @@ def _is_alive(path: Path, document: Mapping[str, Any]) -> tuple[bool, bool]:
 def _last_written_s(path: Path) -> float:
     """Return when a launcher of a run last wrote to it, by the clock of the file system."""
     newest = 0.0
-    for file in (path / paths.MANIFEST, *path.glob("node-*/samples.jsonl")):
+    for file in (path / paths.MANIFEST, *paths.node_files(path, paths.SAMPLES)):
         with suppress(OSError):
             newest = max(newest, file.lstat().st_mtime)
     return newest

@@ -106,4 +106,4 @@ def remove(store: Path, runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _has_verdict(run: Path) -> bool:
-    return bool(run_facts.read_document(run / run_facts.VERDICT))
+    return bool(run_facts.read_document(run / paths.VERDICT))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli.main import main
-from dtprof.launch.collector.run_sender import STATE, keep_state
+from dtprof.launch.collector.run_sender import keep_state
+from dtprof.records import paths
 from dtprof.records.reader import open_run
 from tests.imitated_host import ImitatedHost, differences
 from tests.launch.test_collector import TOKEN, Service, sync
@@ -45,7 +46,7 @@ def test_runs_that_a_host_has_kept_are_sent_once(
     assert capsys.readouterr().err == "", "nothing is left to send"
     assert sorted(path.name for path in service.store.iterdir()) == ["monday", "tuesday"]
     for one in kept:
-        assert (one.run / STATE).stat().st_mode & 0o077 == 0
+        assert (one.run / paths.SENT).stat().st_mode & 0o077 == 0
 
 
 def test_what_a_killed_launcher_has_left_goes_to_the_run_that_it_had_begun(service: Service, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dtprof.cli.main import main
 from dtprof.launch import announcement
-from dtprof.records import remote, run_facts, writer
+from dtprof.records import paths, remote, run_facts, writer
 from dtprof.session.run_index import RunFilter, RunIndex
 from dtprof.session.run_retention import Policy
 from tests.analysis.noisy_runs import build_ranks
@@ -263,8 +263,8 @@ def test_runs_are_diagnosed_once_and_their_steps_measured_and_compared(
     assert {rows[name]["outcome"] for name in ("before", "after")} == {"ended"}
     rows = listed(capsys, str(tmp_path), "--diagnose", "--name", "after")
     assert rows["after"]["outcome"] != "ended"
-    assert (tmp_path / "after" / run_facts.VERDICT).exists()
-    assert not (tmp_path / "before" / run_facts.VERDICT).exists(), "it was not asked for"
+    assert (tmp_path / "after" / paths.VERDICT).exists()
+    assert not (tmp_path / "before" / paths.VERDICT).exists(), "it was not asked for"
     rows = listed(capsys, str(tmp_path), "--compare", "--limit", "2")
     before, after = rows["before"], rows["after"]
     assert after["step_ns"] > before["step_ns"] > 0

@@ -9,7 +9,8 @@ import pytest
 
 from dtprof.launch import clock_probes
 from dtprof.launch.clock_probes import Address, ClockKeeper, Responder, measure, monotonic_ns
-from dtprof.records.nodes.host_clocks import FILE, host_clocks
+from dtprof.records import paths
+from dtprof.records.nodes.host_clocks import host_clocks
 
 TOKEN = b"t" * clock_probes.TOKEN_BYTES
 AHEAD_NS = 7_000_000_000
@@ -82,16 +83,16 @@ def test_launchers_leave_measurements_in_the_run_from_start_to_end(
     first = ClockKeeper(tmp_path / "node-a", host="a", responder=None, address=None)
     second = ClockKeeper(tmp_path / "node-b", host="b", responder=None, address=ahead)
     deadline_ns = monotonic_ns() + 60_000_000_000
-    while (tmp_path / "node-b" / FILE).read_bytes().count(b"\n") < 2:
+    while (tmp_path / "node-b" / paths.CLOCK).read_bytes().count(b"\n") < 2:
         assert monotonic_ns() < deadline_ns
     second.stop()
     first.stop()
-    lines = (tmp_path / "node-b" / FILE).read_text().splitlines()
+    lines = (tmp_path / "node-b" / paths.CLOCK).read_text().splitlines()
     assert len(lines) == 3, "whose it is, one at the start, one at the end"
     # Both hosts of this test are this machine, which the reader knows by the boot id; another one would not be exact.
-    text = (tmp_path / "node-b" / FILE).read_text()
+    text = (tmp_path / "node-b" / paths.CLOCK).read_text()
     own = lines[0].partition('"boot_id":"')[2].partition('"')[0]
-    (tmp_path / "node-b" / FILE).write_text(text.replace(own, "another"))
+    (tmp_path / "node-b" / paths.CLOCK).write_text(text.replace(own, "another"))
     clock = host_clocks(tmp_path)["b"]
     at = clock.points[0].t_ns
     assert abs(clock.offset_at(at) - AHEAD_NS) <= clock.error_at(at)
@@ -109,5 +110,5 @@ def test_address_travels_in_the_run(tmp_path: Path) -> None:
         responder.close()
     assert found is not None
     assert abs(found.offset_ns) <= found.error_ns, "the same clock"
-    (tmp_path / clock_probes.ADDRESS_FILE).write_text("{}")
+    (tmp_path / paths.CLOCK_ADDRESS).write_text("{}")
     assert clock_probes.read_address(tmp_path) is None

@@ -29,6 +29,8 @@ from dtprof.monitor.web.web_server import listen
 from dtprof.records import paths, schema
 from dtprof.records.reader import open_run
 from dtprof.records.run_follower import RunFollower
+from dtprof.session.run_diagnosis import diagnose_run
+from tests.golden.commands import unpack
 from tests.imitated_host import ImitatedHost, differences, records_of
 
 TOKEN = "a-secret"
@@ -507,7 +509,7 @@ def test_the_job_goes_on_with_one_line_whatever_the_collector_does(
     assert "cannot be reached" in said[0]
     assert "the job goes on" in said[0]
     assert f"dtprof collect --send {one.run}" in said[1]
-    assert (one.run / run_sender.STATE).stat().st_mode & 0o777 == 0o600
+    assert (one.run / paths.SENT).stat().st_mode & 0o777 == 0o600
 
 
 def test_tails_come_seldomer_to_a_busy_collector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -612,6 +614,23 @@ def test_a_run_is_sent_to_object_storage(scheme: str, tmp_path: Path) -> None:
     with pytest.raises(SinkRefusedError, match="of another job"):
         RunSender(other.run, collect_target.make_sink(url), card).sync()
     files.rm(root, recursive=True)
+
+
+@pytest.mark.parametrize("is_bucket", [False, True])
+def test_a_hung_run_that_was_collected_has_the_verdict_that_it_has_on_its_host(
+    service: Service, tmp_path: Path, is_bucket: bool
+) -> None:
+    unpack("runs/skipped", tmp_path)
+    run, kept = tmp_path / "skipped", service.store / "skipped"
+    node = paths.node_folders(run)[0]
+    (node / paths.HOT_LINES).write_text("{}\n")
+    card = new_card(run, is_named=False, job="J", joins=False, host="node-a")
+    sink = collect_target.make_sink(f"file://{service.store}") if is_bucket else service.sink()
+    sync(RunSender(run, sink, card), is_last=True)
+    assert {file.name for file in node.iterdir()} == {file.name for file in (kept / node.name).iterdir()}
+    assert diagnose_run(kept).findings == diagnose_run(run).findings != ()
+    (kept / node.name / paths.PROGRAM).unlink()
+    assert diagnose_run(kept).findings != diagnose_run(run).findings, "this verdict needs the program"
 
 
 def test_an_imitated_record_has_a_value_of_its_own(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dtprof.launch import gpu_sampler, node_sampler
-from dtprof.records.nodes import node_samples
+from dtprof.records import paths
 from dtprof.records.nodes.node_reader import rate, read_node_samples
 
 
@@ -32,7 +32,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def num_lines(node: Path) -> int:
-    file = node / node_samples.FILE
+    file = node / paths.SAMPLES
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 

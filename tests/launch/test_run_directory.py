@@ -65,7 +65,7 @@ def test_the_directory_of_a_run_that_goes_on_is_refused_with_the_way_to_join_it(
 
 def test_force_replaces_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [RankBuilder(rank, world_size=2) for rank in (0, 1)])
-    for name in ("report.html", "verdict.json", ".run.json.123", ".told-0123abcd"):
+    for name in ("report.html", ".verdict.json", ".run.json.123", ".told-0123abcd"):
         (run / name).touch()
     format_page = (REPOSITORY / "docs" / "reference" / "run_format.md").read_text()
     documented = [name.replace("PID", "12") for name in re.findall(r"`node-HOST/([\w.-]+)`", format_page)]

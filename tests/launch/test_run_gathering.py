@@ -11,7 +11,6 @@ import pytest
 from dtprof.analysis.run_summary import summarise
 from dtprof.cli.main import main
 from dtprof.records import paths, writer
-from dtprof.records.nodes import host_clocks
 from dtprof.records.reader import open_run
 from tests.synthetic import HostClock, Job, generate
 
@@ -39,7 +38,7 @@ def nodes(tmp_path: Path) -> Path:
         folder = node / f"node-host-{host}"
         shutil.move(tmp_path / "whole" / f"node-host-{host}", folder)
         owner = {"host": f"host-{host}", "boot_id": f"boot-{host}", "is_reference": True}
-        (folder / host_clocks.FILE).write_text(json.dumps(owner) + "\n", encoding="utf-8")
+        (folder / paths.CLOCK).write_text(json.dumps(owner) + "\n", encoding="utf-8")
         manifest = json.loads((tmp_path / "whole" / paths.MANIFEST).read_text(encoding="utf-8"))
         manifest |= {
             "hosts": [f"host-{host}"],
@@ -157,7 +156,7 @@ def test_a_rank_that_is_there_twice_as_a_copy_is_taken_once(nodes: Path, capsys:
 
 
 def test_offsets_to_another_reference_are_not_believed(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = nodes / "node1" / "node-host-1" / host_clocks.FILE
+    file = nodes / "node1" / "node-host-1" / paths.CLOCK
     wrong = {"t_ns": 1, "offset_ns": 123.0, "error_ns": 1.0}
     file.write_text(file.read_text(encoding="utf-8") + json.dumps(wrong) + "\n", encoding="utf-8")
     assert main(["gather", str(nodes / "node0"), str(nodes / "node1"), "-o", str(nodes / "run")]) == 0

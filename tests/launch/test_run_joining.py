@@ -12,7 +12,6 @@ from dtprof import __version__
 from dtprof.errors import OutputError, UsageError
 from dtprof.launch import clock_probes, run_directory, run_joining
 from dtprof.records import paths
-from dtprof.records.nodes.host_clocks import FILE
 from dtprof.records.reader import open_run
 from tests import jobs
 
@@ -182,7 +181,7 @@ def test_two_launchers_record_one_job_into_one_run(tmp_path: Path) -> None:
     first = common | {"RANK": "0", "DTPROF_HOST": "host-a"}
     second = common | {"RANK": "1", "DTPROF_HOST": "host-b"}
     with jobs.started(command, tmp_path, env=first) as one:
-        one.wait_until(lambda: (run / clock_probes.ADDRESS_FILE).exists())
+        one.wait_until(lambda: (run / paths.CLOCK_ADDRESS).exists())
         with jobs.started(command, tmp_path, env=second) as two:
             assert two.wait() == 0, two.stderr
         assert one.wait() == 0, one.stderr
@@ -193,7 +192,7 @@ def test_two_launchers_record_one_job_into_one_run(tmp_path: Path) -> None:
     assert opened.manifest.exit_status == 0
     launcher = json.loads(next((run / "node-host-b").glob("launcher-*.json")).read_text())
     assert (launcher["exit_status"], launcher["host"]) == (0, "host-b")
-    owner, *measured = map(json.loads, (run / "node-host-b" / FILE).read_text().splitlines())
+    owner, *measured = map(json.loads, (run / "node-host-b" / paths.CLOCK).read_text().splitlines())
     assert owner["host"] == "host-b"
     assert measured
     for row in measured:  # both are this machine: the true offset is 0

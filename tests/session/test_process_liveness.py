@@ -10,7 +10,6 @@ from pathlib import Path
 from dtprof.analysis.rank_exits import EndState, RankEnd
 from dtprof.analysis.run_summary import summarise
 from dtprof.records import paths, writer
-from dtprof.records.nodes import node_samples
 from dtprof.records.reader import open_run
 from dtprof.session.engines import IN_THIS_PROCESS
 from dtprof.session.process_liveness import confirm_running, is_alive
@@ -58,7 +57,7 @@ def test_a_rank_of_another_host_may_still_run(tmp_path: Path) -> None:
 def test_ranks_of_a_host_that_is_silent_may_have_ended(tmp_path: Path) -> None:
     run = open_run(unended_run(tmp_path / "run", "another-boot"))
     for rank, heard_s in enumerate((1000, 940)):
-        file = run.path / paths.node_folder_name(f"host{rank}") / node_samples.FILE
+        file = run.path / paths.node_folder_name(f"host{rank}") / paths.SAMPLES
         file.parent.mkdir(exist_ok=True)
         file.touch()
         os.utime(file, (heard_s, heard_s))

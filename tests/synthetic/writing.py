@@ -10,7 +10,6 @@ import numpy as np
 from dtprof.capture.group_descriptions import members_of
 from dtprof.intervals import Column
 from dtprof.records import events, paths, schema
-from dtprof.records.nodes import host_clocks
 from dtprof.records.rank_log import dropped_totals
 from dtprof.records.rank_log.archive import RECORD_DTYPE, archive_segment
 from dtprof.records.tables import Array
@@ -276,4 +275,4 @@ def _write_clocks(run: Path, job: Job, begin: int, end: int) -> None:
                     "rounds": 8,
                 }
             )
-        (node / host_clocks.FILE).write_text("".join(json.dumps(line) + os.linesep for line in lines), encoding="utf-8")
+        (node / paths.CLOCK).write_text("".join(json.dumps(line) + os.linesep for line in lines), encoding="utf-8")

@@ -28,7 +28,7 @@ SEGMENTS_A_ROUND_TRIP = 0.5
 
 def find_link_rates(run: Path, hosts: Collection[str]) -> tuple[LinkRate, ...]:
     """Return the rates of the links between hosts over which ranks send now, or sent at the end of the run."""
-    folders = {paths.node_folder_name(host).removeprefix("node-"): host for host in hosts}
+    folders = {paths.node_name(host): host for host in hosts}
     newest = [samples for samples in newest_by_node(run, nbytes=NEWEST_BYTES) if samples.node in folders]
     owners: dict[str, set[str]] = {}
     for samples in newest:

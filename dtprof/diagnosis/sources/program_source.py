@@ -71,7 +71,7 @@ class ProgramSource:
     @functools.cached_property
     def _kept(self) -> dict[str, _SourceFile]:
         found: dict[str, _SourceFile] = {}
-        for node in sorted(self._run.glob("node-*")):
+        for node in paths.node_folders(self._run):
             found |= _read_kept(node / paths.PROGRAM)
         return found
 

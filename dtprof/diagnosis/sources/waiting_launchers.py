@@ -28,7 +28,7 @@ def find_rendezvous(documents: Mapping[str, Mapping[str, Any]]) -> tuple[Rendezv
         for pid, facts in processes.items() if isinstance(processes, dict) else ():
             wait = facts.get("rendezvous") if isinstance(facts, dict) else None
             if isinstance(wait, dict) and str(pid).isdecimal():
-                found.append(_read(folder.removeprefix("node-"), int(pid), wait))
+                found.append(_read(paths.node_of(folder), int(pid), wait))
     return tuple(sorted(found, key=lambda wait: (wait.host, wait.pid)))
 
 
@@ -39,7 +39,7 @@ def find_unwaiting(run: Path, waits: Sequence[RendezvousWait]) -> tuple[str, ...
     """
     if not waits:
         return ()
-    waiting = {paths.node_folder_name(wait.host).removeprefix("node-") for wait in waits}
+    waiting = {paths.node_name(wait.host) for wait in waits}
     needed_ns = int((min(wait.waited_s for wait in waits) + BEYOND_S) * 1e9)
     here = (samples for samples in newest_by_node(run) if samples.node not in waiting and len(samples.host))
     return tuple(
@@ -54,7 +54,7 @@ def find_earlier(run: Path, waits: Sequence[RendezvousWait]) -> tuple[tuple[str,
     """
     if not waits:
         return (), ""
-    waiting = {paths.node_folder_name(wait.host).removeprefix("node-") for wait in waits}
+    waiting = {paths.node_name(wait.host) for wait in waits}
     try:
         beside = [(path.stat().st_mtime, path.parent) for path in run.absolute().parent.glob(f"*/{paths.MANIFEST}")]
     except OSError:
@@ -69,7 +69,7 @@ def find_earlier(run: Path, waits: Sequence[RendezvousWait]) -> tuple[tuple[str,
 
 
 def _hosts_of(run: Path) -> set[str]:
-    return {folder.name.removeprefix("node-") for folder in run.glob("node-*") if folder.is_dir()}
+    return {paths.node_of(folder.name) for folder in paths.node_folders(run) if folder.is_dir()}
 
 
 def _read(host: str, pid: int, wait: Mapping[str, Any]) -> RendezvousWait:

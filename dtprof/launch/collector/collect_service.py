@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from dtprof.formatting import join_lines
 from dtprof.launch.collector.run_store import MOST_MANIFEST_BYTES, MOST_PIECES_BYTES, Refusal, RunStore, read_opening
-from dtprof.records.sent_files import FileKind
+from dtprof.records.run_files import FileKind
 
 MOST_LINES_BYTES = 2 << 20
 MOST_FILE_BYTES = 512 << 20

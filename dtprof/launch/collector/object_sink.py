@@ -14,10 +14,9 @@ from typing import Any
 from dtprof.errors import MissingDependencyError, UsageError
 from dtprof.launch.collector.sinks import LauncherCard, Opened, SinkError, SinkRefusedError
 from dtprof.records import paths, remote
-from dtprof.records.sent_files import growth_of
+from dtprof.records.run_files import kind_of
 
 EVERY_S = 30.0
-MARK = ".collect.json"
 MOST_NAMES = 1000
 UNKNOWN_VERSION = -1
 
@@ -61,7 +60,7 @@ class ObjectSink:
         for path, row in found.items():
             sent = path[len(self._place) :].lstrip("/") if path.startswith(self._place) else ""
             folder, _, file = sent.partition("/")
-            if growth_of(folder, file):
+            if kind_of(folder, file):
                 files[sent] = (int(row.get("size") or 0), UNKNOWN_VERSION)
         # Of what other launchers have sent nothing is known, and nothing is removed.
         return Opened(name=name, files={} if self._joined else files, appends=False)
@@ -69,7 +68,7 @@ class ObjectSink:
     def _claim(self, card: LauncherCard) -> str:
         for number in range(1, MOST_NAMES):
             name = card.name if number == 1 else f"{card.name}-{number}"
-            mark = f"{self._root}/{name}/{MARK}"
+            mark = f"{self._root}/{name}/{paths.COLLECTED}"
             self._files.invalidate_cache()
             if not self._files.exists(mark):
                 if self._files.exists(f"{self._root}/{name}/{paths.MANIFEST}"):

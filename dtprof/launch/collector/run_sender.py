@@ -28,9 +28,8 @@ from dtprof.launch.collector.sinks import (
 )
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
 from dtprof.records import paths, run_facts, schema, writer
-from dtprof.records.sent_files import FileKind, growth_of
+from dtprof.records.run_files import FileKind, kind_of
 
-STATE = ".sent.json"
 EVERY_S = 2.0
 LONGEST_BACKOFF_S = 30.0
 LAST_TRY_S = 30.0
@@ -154,7 +153,7 @@ class RunSender:
         files: dict[str, tuple[FileKind, os.stat_result]] = {}
         with os.scandir(folder) as entries:
             for entry in entries:
-                growth = growth_of(folder.name, entry.name)
+                growth = kind_of(folder.name, entry.name)
                 if growth is not None and entry.is_file(follow_symlinks=False):
                     with suppress(FileNotFoundError):
                         files[entry.name] = (growth, entry.stat(follow_symlinks=False))
@@ -295,7 +294,7 @@ class RunSender:
 
     def _forget(self, name: str) -> None:
         """Remove at the other end what is gone here: dropped for want of room, or replaced by its archive."""
-        growth = growth_of(*name.split("/", 1))
+        growth = kind_of(*name.split("/", 1))
         if growth in (FileKind.SEGMENT, FileKind.ARCHIVE, FileKind.WHOLE) and f"{name}.z" not in self._known:
             self._sink.delete(name)
         self._known.pop(name, None)
@@ -388,7 +387,7 @@ class CollectThread:
 
 def new_card(run: Path, *, is_named: bool, job: str | None, joins: bool, host: str) -> LauncherCard:
     """Return what a launcher says of itself; the number that it chose lies in the run, for those who send the rest."""
-    state = run_facts.read_document(run / STATE)
+    state = run_facts.read_document(run / paths.SENT)
     launcher = state.get("launcher")
     return LauncherCard(
         launcher=launcher if isinstance(launcher, str) else secrets.token_hex(16),
@@ -405,7 +404,7 @@ def keep_state(run: Path, sender: RunSender, target: str) -> None:
     card = sender._card
     document = {**card.document(), "target": target, "is_complete": sender.progress.is_complete}
     with suppress(OSError):
-        writer.write_json(run / STATE, document, is_private=True)  # whoever knows the number may send in its name
+        writer.write_json(run / paths.SENT, document, is_private=True)  # whoever knows the number may send in its name
 
 
 def _num_records(segment: bytes) -> int | None:

@@ -23,9 +23,8 @@ from dtprof.launch.collector.sinks import LauncherCard
 from dtprof.launch.run_gathering import launcher_file, merge_manifests, write_launcher
 from dtprof.records import paths, run_facts, schema, writer
 from dtprof.records.rank_log import archive
-from dtprof.records.sent_files import NAME, FileKind, growth_of
+from dtprof.records.run_files import RUN_NAME, FileKind, kind_of
 
-STATE = ".collect.json"
 OF_LAUNCHER = ".collect-{}.json"
 """Of one launcher, by its number: what it has sent."""
 DRAFT = ".collect-draft"
@@ -108,7 +107,7 @@ def read_opening(body: bytes) -> LauncherCard:
         raise Refusal(400, "the opening cannot be read; expected that of a `dtprof run --collect`") from None
     if len(card.launcher) != 32 or not set(card.launcher) <= set("0123456789abcdef"):
         raise Refusal(400, "the launcher's number is not one of 32 hexadecimal digits")
-    if not NAME.fullmatch(card.name):
+    if not RUN_NAME.fullmatch(card.name):
         raise Refusal(
             400, f"{card.name!r} is no name for a run; expected letters, digits, dots, dashes: give another -o"
         )
@@ -146,11 +145,11 @@ class RunStore:
         for path in sorted(folder.iterdir()):
             if path.name.startswith(f"{DRAFT}-") and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-            elif not path.is_symlink() and (path / STATE).is_file():
+            elif not path.is_symlink() and (path / paths.COLLECTED).is_file():
                 self._take_up(path)
 
     def _take_up(self, path: Path) -> None:
-        document = run_facts.read_document(path / STATE)
+        document = run_facts.read_document(path / paths.COLLECTED)
         run = KeptRun(path=path, job=document.get("job"))
         for file in path.glob(OF_LAUNCHER.format("*")):
             try:
@@ -220,7 +219,7 @@ class RunStore:
         draft = KeptRun(path=self.folder / f"{DRAFT}-{launcher.id}", job=given.job)
         shutil.rmtree(draft.path, ignore_errors=True)
         draft.path.mkdir(mode=0o755)
-        writer.write_json(draft.path / STATE, {"schema": 1, "job": given.job})
+        writer.write_json(draft.path / paths.COLLECTED, {"schema": 1, "job": given.job})
         draft.save(launcher)
         path = self.folder / name
         draft.path.rename(path)
@@ -241,7 +240,7 @@ class RunStore:
             except OSError:
                 continue
             for entry in entries:
-                if growth_of(kept, entry.name):
+                if kind_of(kept, entry.name):
                     status = entry.stat(follow_symlinks=False)
                     yield f"{sent}/{entry.name}", [status.st_size, status.st_mtime_ns]
 
@@ -253,7 +252,7 @@ class RunStore:
         Raises:
             Refusal: nobody opened a run with this number, or the name is none of a run.
         """
-        growth = growth_of(folder, file)
+        growth = kind_of(folder, file)
         if growth is None:
             raise Refusal(400, f"{folder[:80]!r}/{file[:80]!r} is no file of a run: nothing was written")
         run, launcher = self._known(id_)
@@ -420,7 +419,7 @@ class RunStore:
         for launcher in launchers:
             if launcher not in changed and launcher.id not in (first_before, run.first):
                 continue
-            kept = next((name for name in launcher.folders.values() if name.startswith("node-")), None)
+            kept = next((name for name in launcher.folders.values() if paths.is_node_folder(name)), None)
             if kept is None or not isinstance(launcher.manifest.get("launcher_pid"), int):
                 continue
             file = launcher_file(run.path / kept, launcher.manifest)

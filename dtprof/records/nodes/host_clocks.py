@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-FILE = "clock.jsonl"
+from dtprof.records import paths
+
 WANDER_PPM = 1.0
 """Assumed largest change of the rate between two clocks from one measurement to the next."""
 WANDER_OUTSIDE_PPM = 10.0
@@ -95,7 +96,7 @@ def host_clocks(run: Path) -> dict[str, HostClock]:
     A host with the boot id of the reference shares its clock. A host without a measurement is omitted: its clock is
     unknown, not exact.
     """
-    nodes = [node for file in sorted(run.glob(f"node-*/{FILE}")) if (node := _read(file)) is not None]
+    nodes = [node for file in paths.node_files(run, paths.CLOCK) if (node := _read(file)) is not None]
     reference = next((owner for owner, _ in nodes if owner.get("is_reference")), None)
     if reference is None:
         return {}

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dtprof.records import paths
 from dtprof.records.nodes import node_samples
 from dtprof.records.nodes.node_reader import choose_lines
 from dtprof.records.tables import NodeMemory
@@ -24,13 +25,13 @@ _GPU_USED = [column.name for column in node_samples.GPU].index("memory_used_byte
 
 def read_node_memory(run: Path) -> tuple[NodeMemory, ...]:
     """Return the memories of the sampled nodes: of the host, its container and its devices."""
-    files = sorted(run.glob(f"node-*/{node_samples.FILE}"))
+    files = paths.node_files(run, paths.SAMPLES)
     num_lines = min(MOST_LINES, max(LEAST_LINES, MAX_LINES // max(1, len(files))))
     found: list[NodeMemory] = []
     for file in files:
         try:
             with file.open("rb") as opened:
-                found += _read(opened, file.stat().st_size, num_lines, file.parent.name.removeprefix("node-"))
+                found += _read(opened, file.stat().st_size, num_lines, paths.node_of(file.parent.name))
         except OSError:
             continue  # `read_node_samples` reports unreadable samples
     return tuple(found)

@@ -65,16 +65,16 @@ def read_node_samples(run: Path, *, max_samples: int | None = None) -> dict[str,
         max_samples: most samples of one node, at even distances.
     """
     samples_by_node = {}
-    for file in sorted(run.glob(f"node-*/{node_samples.FILE}")):
-        name = file.parent.name.removeprefix("node-")
+    for file in paths.node_files(run, paths.SAMPLES):
+        name = paths.node_of(file.parent.name)
         samples_by_node[name] = _read(file, name, max_samples)
     return samples_by_node
 
 
 def newest_by_node(run: Path, *, nbytes: int | None = None) -> list[NodeSamples]:
     """Return the newest samples of each node: some ten minutes of eight ranks where not fewer bytes are asked for."""
-    files = sorted(run.glob(f"node-*/{node_samples.FILE}"))
-    return [_read(file, file.parent.name.removeprefix("node-"), newest_bytes=nbytes or NEWEST_BYTES) for file in files]
+    files = paths.node_files(run, paths.SAMPLES)
+    return [_read(file, paths.node_of(file.parent.name), newest_bytes=nbytes or NEWEST_BYTES) for file in files]
 
 
 def newest_resident(run: Path) -> dict[tuple[str, int], int]:
@@ -122,9 +122,9 @@ def last_heard_s(run: Path) -> dict[str, float]:
     That is the clock of where the run lies, the same for all hosts: of a collector or a shared disk.
     """
     heard = {}
-    for file in run.glob(f"node-*/{node_samples.FILE}"):
+    for file in paths.node_files(run, paths.SAMPLES):
         with suppress(OSError):
-            heard[file.parent.name.removeprefix("node-")] = file.stat().st_mtime
+            heard[paths.node_of(file.parent.name)] = file.stat().st_mtime
     return heard
 
 
@@ -138,7 +138,7 @@ def silent_hosts(run: Path, hosts: Collection[str], running: Container[str]) -> 
     if len(hosts) < 2:
         return {}
     heard_s = last_heard_s(run)
-    places = {host: paths.node_folder_name(host).removeprefix("node-") for host in hosts}
+    places = {host: paths.node_name(host) for host in hosts}
     newest_s = max((heard_s[place] for place in places.values() if place in heard_s), default=0.0)
     quiet_s = {host: newest_s - heard_s[place] for host, place in places.items() if place in heard_s}
     return {host: quiet for host, quiet in quiet_s.items() if host in running and quiet >= SILENT_AFTER_S}

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dtprof.records import writer
+from dtprof.records import paths, writer
 
-FILE = "samples.jsonl"
 FORMAT = 1
 MAX_BYTES = 8 * 1024 * 1024
 """Beyond this size, every second sample of the older half is dropped."""
@@ -136,7 +135,7 @@ class SampleFile:
         Raises:
             OSError: it cannot be written, or another launcher of this host is writing it.
         """
-        self._path = node_folder / FILE
+        self._path = node_folder / paths.SAMPLES
         self._max_bytes = max_bytes
         self._path.touch(exist_ok=False)  # one launcher samples a host
         writer.append_line(self._path, {"format": FORMAT, **description})

@@ -68,7 +68,7 @@ def read_hot_lines(run: Path) -> tuple[HotLine, ...]:
 def _read_newest(run: Path, name: str, parse: Callable[[Mapping[str, Any]], Sampled]) -> dict[int, Sampled]:
     """Return what the newest row of each rank holds, of the files of this name of all nodes."""
     found: dict[int, tuple[int, Sampled]] = {}
-    for node in sorted(run.glob("node-*")):
+    for node in paths.node_folders(run):
         for row in json_lines(node / name, []):
             try:
                 t_ns, rank, sampled = int(row["t_ns"]), int(row["rank"]), parse(row)

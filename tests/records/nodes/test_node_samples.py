@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtprof.records import paths
 from dtprof.records.nodes import node_reader, node_samples
 from dtprof.records.nodes.node_reader import memory_shares, newest_resident, rate, read_node_samples
 from dtprof.records.nodes.node_samples import HOST, Sample, SampleFile, thin
@@ -70,7 +71,7 @@ def test_memory_of_processes_is_that_of_their_last_sample_alive(node: Path, monk
 def test_of_a_node_without_samples_nothing_is_reported(tmp_path: Path) -> None:
     (tmp_path / "node-host-a").mkdir()
     assert newest_resident(tmp_path) == {}
-    (tmp_path / "node-host-a" / node_samples.FILE).write_bytes(b"")
+    (tmp_path / "node-host-a" / paths.SAMPLES).write_bytes(b"")
     assert newest_resident(tmp_path) == {}
 
 
@@ -78,7 +79,7 @@ def test_file_stays_within_its_bound_and_keeps_totals_and_the_newest(node: Path)
     file = SampleFile(node, {"boot_id": "b"}, max_bytes=20_000)
     for t_s in range(2000):
         file.append(sample(t_s, busy_s=float(t_s)))
-        assert (node / node_samples.FILE).stat().st_size < 21_000
+        assert (node / paths.SAMPLES).stat().st_size < 21_000
     (samples,) = read_node_samples(node.parent).values()
     seconds = (samples.host["t_ns"] // SECOND).tolist()
     assert (seconds[0], seconds[-20:]) == (0, list(range(1980, 2000)))
@@ -104,7 +105,7 @@ def test_thinning_keeps_descriptions_the_first_sample_and_the_newer_half(kinds: 
 def test_damaged_lines_are_counted_and_a_cut_one_is_nothing_to_speak_of(node: Path) -> None:
     file = SampleFile(node, {"boot_id": "b"})
     file.append(sample(1))
-    path = node / node_samples.FILE
+    path = node / paths.SAMPLES
     good = path.read_bytes()
     bad = [b"rubbish", b"[]", b"7", b'{"t":"x"}', b'{"t":1,"host":["a"],"cores":[],"gpus":{},"processes":{}}']
     bad.append(b'{"t":1,"host":[1],"cores":[],"gpus":{"x":[]},"processes":{}}')
@@ -116,7 +117,7 @@ def test_damaged_lines_are_counted_and_a_cut_one_is_nothing_to_speak_of(node: Pa
 
 def test_values_of_another_version_of_dtprof_are_taken_as_far_as_they_are_known(node: Path) -> None:
     entry = {"t": 5, "host": [3.0], "cores": [], "gpus": {}, "processes": {"9": [1.0] * 50}}
-    (node / node_samples.FILE).write_text(json.dumps({"format": 1}) + "\n" + json.dumps(entry) + "\n")
+    (node / paths.SAMPLES).write_text(json.dumps({"format": 1}) + "\n" + json.dumps(entry) + "\n")
     (samples,) = read_node_samples(node.parent).values()
     assert samples.host["cpu_busy_s"].tolist() == [3.0]
     assert np.isnan(samples.host["load"]).all()
