@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from dtprof.diagnosis.blocked_ranks import places_held_by, seen_at
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, capitalised, wait_words
 from dtprof.diagnosis.job_state import RankState
 from dtprof.diagnosis.known_errors import first_words
 from dtprof.diagnosis.stack_groups import PythonState
@@ -51,7 +52,8 @@ def absent_finding(
     """
     culprits = tuple(sorted(rank.rank for rank in absent))
     first = min(absent, key=lambda rank: rank.rank)
-    kind, words, advice, confidence = _what_it_does(first, goes_on=first.rank in going_on)
+    absence = _what_it_does(first, goes_on=first.rank in going_on)
+    kind, words = absence.kind, absence.words
     after = _thread_exception_words(first) if kind == "rank-stuck" else ""
     if len(absent) > 1:
         words = words.replace("is ", "are ", 1).replace("has ", "have ", 1).replace("does not", "do not")
@@ -62,7 +64,8 @@ def absent_finding(
         f" for {'it' if len(absent) == 1 else 'them'} in {place}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
-        confidence=confidence,
+        grade=absence.grade,
+        evidence_class=absence.evidence_class,
         culprit_call_sites=places_held_by(absent),
         evidence=(
             *(f"rank {rank.rank}: {observed_words(rank)}" for rank in absent[:8]),
@@ -73,52 +76,66 @@ def absent_finding(
             ),
             *(words for rank in absent[:8] for words in _describe_thread_exceptions(rank)),
         ),
-        advice=(advice, *([DEAD_THREAD] if after else [])),
+        advice=(absence.advice, *([DEAD_THREAD] if after else [])),
         is_early=all(is_working(rank) and rank.steps == 0 and bool(rank.open_phases) for rank in absent),
     )
 
 
 def kind_of_absence(rank: RankState, *, goes_on: bool = False) -> str:
     """Return the kind of the finding for a rank that others wait for; `goes_on` as `absent_finding` has it."""
-    return _what_it_does(rank, goes_on=goes_on)[0]
+    return _what_it_does(rank, goes_on=goes_on).kind
 
 
-def _what_it_does(rank: RankState, *, goes_on: bool) -> tuple[str, str, str, float]:
+class _Absence(NamedTuple):
+    """What a rank does that others wait for: kind of the finding, words, advice, how sure it is and on what."""
+
+    kind: str
+    words: str
+    advice: str
+    grade: float
+    evidence_class: Evidence | None = None
+
+
+def _what_it_does(rank: RankState, *, goes_on: bool) -> _Absence:
     stack = rank.stack
     progress = progress_of(rank)
     if rank.has_left:
         words = "has ended its program, while a thread that is no daemon keeps its process alive"
-        return "rank-exited", words, LIVING_THREAD, 0.9
+        return _Absence("rank-exited", words, LIVING_THREAD, 0.9)
     if (frozen := frozen_words(rank)) and not progress:
-        return "rank-frozen", f"is {frozen}", "Find out who stopped the process.", 0.95
+        return _Absence("rank-frozen", f"is {frozen}", "Find out who stopped the process.", 0.95, Evidence.DIRECT)
     if rank.in_init:
         advice = JOINED_BEFORE if rank.groups else "Look at what the other members of its group passed to it."
-        return "rank-never-joined", "has not come out of init_process_group", advice, 0.7
+        return _Absence("rank-never-joined", "has not come out of init_process_group", advice, 0.7)
     for phase, advice in LONG_PHASES.items():
         if phase in rank.open_phases and (phase != events.EVALUATION or is_working(rank) or goes_on):
-            return "long-operation", f"is in a long {phase}", advice, 0.8
+            return _Absence("long-operation", f"is in a long {phase}", advice, 0.8)
     if stack is not None and stack.device_call:
         words = f"is blocked in {stack.device_call}: it waits for its own device, which does not get on,"
-        return "rank-stuck", words, DEVICE_ADVICE, 0.9
+        return _Absence("rank-stuck", words, DEVICE_ADVICE, 0.9, Evidence.DIRECT)
     if progress or goes_on:
         seen = goes_on or (stack is not None and bool(stack.frames))  # without a stack it may be a loop that has no end
-        return "long-operation", "is still at work outside any collective", LONG_WORK, 0.8 if seen else 0.5
+        words = "is still at work outside any collective"
+        return _Absence("long-operation", words, LONG_WORK, 0.8 if seen else 0.5)
     if stack is not None and stack.python_state == PythonState.ENDLESS:
         words = "is in a loop without an exit, outside any collective,"
-        return "rank-stuck", words, "Give the loop at this line a condition that it can meet, or a time limit.", 0.9
+        advice = "Give the loop at this line a condition that it can meet, or a time limit."
+        return _Absence("rank-stuck", words, advice, 0.9, Evidence.DIRECT)
     if is_working(rank):
-        return (
+        return _Absence(
             "rank-stuck",
             "is busy outside any collective and does not come",
             "Look at the line it runs: nothing there changes, as in a loop that waits or has no end.",
             0.75,
+            Evidence.BUSY,
         )
     seen = rank.interruption is not None or (stack is not None and bool(stack.frames))
-    return (
+    return _Absence(
         "rank-stuck",
         "is stuck outside any collective",
         "Look at the line it is at: input, a lock, a file, a queue.",
         0.9 if seen else 0.6,
+        Evidence.DIRECT if seen else None,
     )
 
 

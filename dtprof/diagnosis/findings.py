@@ -5,9 +5,24 @@ from dataclasses import dataclass, field, replace
 from dtprof.formatting import list_ranks
 from dtprof.records.sites import Site
 from dtprof.records.tables import Group
+from dtprof.text_enum import TextEnum
 
 SCHEMA = 1
 ONLY_BRANCH = "no other branch or exit skips the call"
+
+
+class Evidence(TextEnum):
+    """What a finding rests on, where generated programs show how often findings of a kind are right on such evidence.
+
+    The rates are in `measured_rates.RATES`, by kind and evidence.
+    """
+
+    DIRECT = "what the culprit did or left shows the fault"
+    FIRST_TIME = "the culprit made the call, or used the tag, for the first time"
+    OWN_ITERATIONS = "the culprit left the pattern of its own iterations"
+    OTHER_END = "the other end of a message is missing, and its rank is elsewhere"
+    EITHER_END = "the same, and either end may be the wrong one"
+    BUSY = "a process that works, and nothing it does can be told from a loop without end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +32,9 @@ class Finding:
     kind: str
     summary: str
     culprit_ranks: tuple[int, ...]
-    confidence: float
+    grade: float  # how sure the rule is, as its author judges it
+    evidence_class: Evidence | None = None  # None: no rate was measured
+    measured_rate: float | None = None  # of its kind and evidence, which the verdict adds
     severity: str = "error"  # or warning; info: a note on what is no fault
     waiting_ranks: tuple[int, ...] = ()
     group: Group | None = None
@@ -31,6 +48,11 @@ class Finding:
     leaves_open: tuple[str, ...] = ()  # questions about its subject that the sources leave open
     culprit_hosts: tuple[str, ...] = ()  # of the culprits, in a job of several hosts
     is_early: bool = False  # in the first step of the culprits, or the first operation of a group: either may take long
+
+    @property
+    def confidence(self) -> float:
+        """How often such findings are right: measured where it can be, else judged."""
+        return self.measured_rate if self.measured_rate is not None else self.grade
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Shared parts of findings on point-to-point messages."""
 
 from dtprof.diagnosis.blocked_ranks import call_sites, find_followers
-from dtprof.diagnosis.findings import Finding
+from dtprof.diagnosis.findings import Evidence, Finding
 from dtprof.diagnosis.job_state import JobState
 from dtprof.job.issued_operations import Operation
 
@@ -21,7 +21,8 @@ def message_finding(
     job: JobState,
     operations: dict[int, Operation],
     culprits: tuple[int, ...],
-    confidence: float,
+    grade: float,
+    evidence_class: Evidence | None = None,
     facts: tuple[str, ...],
     advice: str,
 ) -> Finding:
@@ -37,7 +38,8 @@ def message_finding(
         summary=summary,
         culprit_ranks=culprits,
         waiting_ranks=blocked,
-        confidence=confidence,
+        grade=grade,
+        evidence_class=evidence_class,
         group=job.group(chosen.group),
         op=chosen.op,
         seq=chosen.seq,

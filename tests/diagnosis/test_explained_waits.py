@@ -43,7 +43,7 @@ def test_a_wait_in_a_group_that_was_created_again_is_not_explained_by_the_first_
         group: Finding(
             kind="rank-skipped-collective",
             summary="",
-            confidence=1.0,
+            grade=1.0,
             culprit_ranks=culprits,
             waiting_ranks=(0, 1),
             group=job.group(group),

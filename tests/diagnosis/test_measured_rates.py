@@ -1,35 +1,53 @@
 """Findings on runs are as sure as findings of their class were right on generated programs."""
 
+import inspect
+import sys
+
 import pytest
 
+from dtprof.diagnosis.absent_ranks import absent_finding
 from dtprof.diagnosis.divergence.skip_findings import OR_SWAPPED
-from dtprof.diagnosis.findings import Finding
+from dtprof.diagnosis.findings import Evidence, Finding
 from dtprof.diagnosis.measured_rates import RATES, with_measured_rate
-from dtprof.diagnosis.rules import KINDS
+from dtprof.diagnosis.rule import Rule
+from dtprof.diagnosis.rules import KINDS, REFINEMENTS, RULES
+from dtprof.diagnosis.rules.rank_stuck import find_absent
 from dtprof.lint.program_order import SourcePlace
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by
 
 
 @pytest.mark.parametrize(
-    ("sources", "grade", "sure"),
+    ("sources", "evidence", "sure"),
     [
-        (("run",), 0.9, 0.5),
-        (("run",), 0.8, 0.8),  # of this class nothing was measured
-        (("log",), 0.9, 0.9),
-        (("run", "log"), 0.9, 0.9),
+        (("run",), Evidence.DIRECT, 0.5),
+        (("run",), Evidence.BUSY, 0.9),  # of this class nothing was measured
+        (("run",), None, 0.9),
+        (("log",), Evidence.DIRECT, 0.9),
+        (("run", "log"), Evidence.DIRECT, 0.9),
     ],
 )
 def test_a_measured_rate_takes_the_place_of_the_grade_of_a_run_alone(
-    sources: tuple[str, ...], grade: float, sure: float
+    sources: tuple[str, ...], evidence: Evidence | None, sure: float
 ) -> None:
-    finding = Finding(kind="rank-stuck", summary="", culprit_ranks=(), confidence=grade)
-    assert with_measured_rate(finding, sources, {("rank-stuck", 0.9): 0.5}).confidence == sure
+    finding = Finding(kind="rank-stuck", summary="", culprit_ranks=(), grade=0.9, evidence_class=evidence)
+    assert with_measured_rate(finding, sources, {("rank-stuck", Evidence.DIRECT): 0.5}).confidence == sure
 
 
 def test_rates_are_of_known_kinds_and_of_nothing_for_certain() -> None:
     assert {kind for kind, _ in RATES} <= set(KINDS)
     assert all(0.5 < rate <= 0.97 for rate in RATES.values())
+
+
+def test_each_rate_is_of_evidence_that_a_rule_of_its_kind_names() -> None:
+    named: dict[str, set[Evidence]] = {}
+    for declared in (*RULES, *REFINEMENTS):
+        find = declared.find if isinstance(declared, Rule) else declared.refine
+        functions = (find, absent_finding) if find is find_absent else (find,)
+        text = "".join(inspect.getsource(sys.modules[function.__module__]) for function in functions)
+        for kind in declared.kinds:
+            named.setdefault(kind, set()).update(e for e in Evidence if f"Evidence.{e.name}" in text)
+    assert [key for key in RATES if key[1] not in named[key[0]]] == []
 
 
 def at_lines(first: int, second: int, *, is_known: bool, are_ordered: bool = True) -> tuple[float, bool]:

@@ -18,7 +18,7 @@ ROW: dict[str, Any] = {
 
 def verdict_on(kind: str) -> Verdict:
     group = Group(name="0", description="", size=2, ranks=(0, 1))
-    finding = Finding(kind=kind, summary="x", culprit_ranks=(), confidence=1.0, group=group, seq=7)
+    finding = Finding(kind=kind, summary="x", culprit_ranks=(), grade=1.0, group=group, seq=7)
     return Verdict(outcome="hang", source=("run",), ranks_seen=(0, 1), ranks_missing=(), findings=(finding,))
 
 

@@ -122,7 +122,7 @@ def test_every_key_and_outcome_of_the_verdict_is_listed() -> None:
         kind="rank-crashed",
         summary="",
         culprit_ranks=(0,),
-        confidence=1.0,
+        grade=1.0,
         group=Group(name="0", description="default_pg", size=1, ranks=(0,)),
         call_sites={1: site},
         culprit_call_sites={0: site},

@@ -35,7 +35,7 @@ def find_other_iteration(job: JobState, skip: Finding, skipped: Operation) -> Fi
         f"condition{line} on a loop counter skips {skipped.op} #{skipped.seq} of {group_words(skip.group)}"
         f"{at_line(skipped.site)}; {wait_words(skip.waiting_ranks)} in it. Calls paired before are of different "
         "iterations.",
-        confidence=0.8 if len(skip.waiting_ranks) > len(skip.culprit_ranks) else 0.6,
+        grade=0.8 if len(skip.waiting_ranks) > len(skip.culprit_ranks) else 0.6,
         culprit_call_sites=sites,
         evidence=(
             *(fact for fact in skip.evidence[: len(skip.culprit_ranks)]),
@@ -87,7 +87,7 @@ def extra_iteration_finding(job: JobState, skip: Finding, expected: RankCall, ev
         f"{operation_words(job, first, beside=awaited)}; {wait_words(skip.waiting_ranks)} after it in "
         f"{operation_words(job, awaited, beside=first)}.",
         culprit_call_sites=call_sites(now),
-        confidence=min(skip.confidence, 0.8),
+        grade=min(skip.grade, 0.8),
         evidence=(evidence,),
         advice=("Look for what sets the iterations of this loop, and differs on this rank.",),
     )

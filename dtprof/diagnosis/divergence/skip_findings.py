@@ -25,7 +25,7 @@ ONE_ORDER = (
 )
 
 
-def skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], *, confidence: float) -> Finding:
+def skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], *, grade: float) -> Finding:
     """Return the finding for ranks that skipped a collective, with where they are and who waits for them."""
     others = [rank for rank in job.ranks.values() if rank.rank not in culprits]
     at_position = {
@@ -59,7 +59,7 @@ def skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], *
         f"{wait_words(waiting_ranks)} in {waits_in}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting_ranks,
-        confidence=confidence,
+        grade=grade,
         group=job.group(skipped.group),
         op=skipped.op,
         seq=skipped.seq,

@@ -59,7 +59,7 @@ def unnamed_absence_finding(
         "rank-skipped-collective",
         f"{wait_words(sorted(waiting)).capitalize()} in {place}; for whom is not in the log.",
         waiting=waiting,
-        confidence=0.2,
+        grade=0.2,
         group=group,
         op=op,
         seq=seq,
@@ -76,7 +76,7 @@ def absence_finding(
     waiting: Collection[int],
     ops: set[str],
     exited: bool,
-    confidence: float,
+    grade: float,
     evidence: tuple[str, ...],
 ) -> Finding:
     """Return the finding for ranks that the others waited for in vain.
@@ -98,7 +98,7 @@ def absence_finding(
         f"{capitalised(sorted(culprits))} {how}; {waits} in {words_of(ops)}.",
         culprits=culprits,
         waiting=waiting,
-        confidence=confidence,
+        grade=grade,
         op=the_only(ops),
         evidence=evidence,
         advice=(BRANCH, STACKS),
@@ -112,7 +112,7 @@ def fewer_calls_finding(
     *,
     enqueued: Mapping[int, int],
     waiting: Collection[int],
-    confidence: float,
+    grade: float,
     name: str = "",
 ) -> Finding:
     """Return the finding for ranks that had enqueued too few operations.
@@ -133,7 +133,7 @@ def fewer_calls_finding(
         f"{capitalised(culprits)} had not entered {place}; {wait_words(sorted(waiting))} in it.",
         culprits=culprits,
         waiting=waiting,
-        confidence=confidence,
+        grade=grade,
         group=group,
         op=op,
         seq=seq,

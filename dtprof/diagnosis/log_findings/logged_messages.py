@@ -108,7 +108,7 @@ def _number(node: ast.expr | None) -> int | None:
 
 
 def _finding(
-    job: LoggedJob, fronts: dict[int, Trace], kind: str, culprits: tuple[int, ...], confidence: float, how: str
+    job: LoggedJob, fronts: dict[int, Trace], kind: str, culprits: tuple[int, ...], grade: float, how: str
 ) -> Finding:
     waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
     facts = [f"rank {rank}: {fronts[rank].call}, line: {fronts[rank].source[:80]}" for rank in sorted(fronts)[:4]]
@@ -122,7 +122,7 @@ def _finding(
         f"{capitalised(culprits)} {how}.",
         culprits=culprits,
         waiting=waiting,
-        confidence=confidence,
+        grade=grade,
         op=operation(fronts[shown].call) if shown is not None else None,
         evidence=tuple(facts),
         advice=("Compare peer, tag, size and order of the sends and receives at these lines.",),

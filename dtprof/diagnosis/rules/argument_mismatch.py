@@ -9,7 +9,7 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.divergence.call_divergence import RankCall, align_frames
 from dtprof.diagnosis.divergence.skip_findings import ONE_ORDER
 from dtprof.diagnosis.divergence.source_paths import are_branches_in_loop
-from dtprof.diagnosis.findings import Finding, at_line, group_words
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -78,7 +78,7 @@ def find_sizes_behind_abort(case: Case) -> Iterator[Finding]:
             continue
         disagreement = sizes_at(case.job.ranks, groups.get(last.group, {}), last.seq)
         if disagreement is not None:
-            yield replace(_finding(case.job, last.group, disagreement), confidence=0.75)
+            yield replace(_finding(case.job, last.group, disagreement), grade=0.75, evidence_class=None)
 
 
 def _find_mismatch_before(case: Case) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def _find_mismatch_before(case: Case) -> Iterator[Finding]:
     if not any(operation.on_device for rank in case.job.ranks.values() for operation in rank.open_operations):
         return
     stuck = {collective.group: collective.waiting for collective in case.open_collectives}
-    mismatches = sorted(mismatches_by_group(case).items(), key=lambda item: (item[0] not in stuck, -item[1].confidence))
+    mismatches = sorted(mismatches_by_group(case).items(), key=lambda item: (item[0] not in stuck, -item[1].grade))
     for group, first in mismatches[:1]:
         yield replace(
             first,
@@ -116,6 +116,7 @@ def _finding(job: JobState, group_id: GroupId, disagreement: Disagreement) -> Fi
         job, calls[culprits[0]].site, calls[_usual_rank(disagreement)].site
     )
     group, sites = job.group(group_id), call_sites(calls)
+    is_unclear = may_have_skipped or disagreement.is_tie
     passed = all(operation.done for operation in calls.values())
     evidence = (
         *_show_arguments(disagreement),
@@ -130,7 +131,12 @@ def _finding(job: JobState, group_id: GroupId, disagreement: Disagreement) -> Fi
         summary=_summarise(group_words(group), disagreement, is_other_call=is_other_call, is_again=is_again),
         culprit_ranks=culprits,
         waiting_ranks=() if passed else tuple(sorted({*victims(job, {*culprits}), *calls}.difference(culprits))),
-        confidence=_grade(disagreement, may_have_skipped=may_have_skipped, is_of_loop=is_of_loop),
+        grade=0.6 if is_unclear else 0.7 if is_of_loop else 0.75 if disagreement.is_new else 0.9,
+        evidence_class=None
+        if is_unclear or is_of_loop
+        else Evidence.FIRST_TIME
+        if disagreement.is_new
+        else Evidence.DIRECT,
         group=group,
         op=calls[_usual_rank(disagreement)].op,
         seq=disagreement.seq,
@@ -143,12 +149,6 @@ def _finding(job: JobState, group_id: GroupId, disagreement: Disagreement) -> Fi
             *([ONE_ORDER] if is_of_loop else []),
         ),
     )
-
-
-def _grade(disagreement: Disagreement, *, may_have_skipped: bool, is_of_loop: bool) -> float:
-    if may_have_skipped or disagreement.is_tie:
-        return 0.6
-    return 0.7 if is_of_loop else 0.75 if disagreement.is_new else 0.9
 
 
 def _usual_rank(disagreement: Disagreement) -> int:

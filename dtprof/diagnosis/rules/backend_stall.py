@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.device_evidence import begin_words, with_connecting, with_device_health
-from dtprof.diagnosis.findings import Finding, at_line, group_words
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
@@ -52,7 +52,8 @@ def find_backend_stalls(case: Case) -> Iterator[Finding]:
             summary=f"All {len(members)} members of {group_words(group)} entered {op.op} #{op.seq}, and {end}.",
             culprit_ranks=(),
             waiting_ranks=tuple(sorted(collective.waiting)),
-            confidence=0.5 if failed else 0.7,
+            grade=0.5 if failed else 0.7,
+            evidence_class=None if failed else Evidence.DIRECT,
             group=group,
             op=op.op,
             seq=op.seq,
@@ -84,7 +85,7 @@ def _find_stalled_messages(job: JobState) -> Iterator[Finding]:
                 "does not end, though both sides issued it.",
                 culprit_ranks=(),
                 waiting_ranks=tuple(sorted((source, target))),
-                confidence=0.6,
+                grade=0.6,
                 group=group,
                 op=here.op,
                 seq=here.seq,

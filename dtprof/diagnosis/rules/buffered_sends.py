@@ -56,7 +56,7 @@ def find_buffered_sends(case: Case) -> Iterator[Finding]:
         job=job,
         operations=operations,
         culprits=ranks,
-        confidence=0.8,
+        grade=0.8,
         facts=tuple(facts),
         advice="Let every second rank receive first, or post sends and receives together with batch_isend_irecv.",
     )

@@ -128,7 +128,7 @@ def _finding(job: JobState, group: GroupId, present: dict[int, Operation], handl
         f"{_block_words(handler)}; it met the call{at_line(theirs.site)} of "
         f"{list_ranks(tuple(others))}, and the job did not hang.",
         culprit_ranks=ranks,
-        confidence=0.7,
+        grade=0.7,
         group=known,
         op=mine.op,
         seq=mine.seq,

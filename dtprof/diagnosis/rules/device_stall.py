@@ -53,7 +53,7 @@ def _find_one_sided(job: JobState, collective: OpenCollective) -> Finding | None
     return None
 
 
-def _finding(job: JobState, collective: OpenCollective, ranks: list[int], words: str, confidence: float) -> Finding:
+def _finding(job: JobState, collective: OpenCollective, ranks: list[int], words: str, grade: float) -> Finding:
     group = job.group(collective.group)
     culprits = tuple(sorted(ranks))
     waiting = {rank: o for rank, o in sorted(collective.waiting.items()) if rank not in culprits}
@@ -64,7 +64,7 @@ def _finding(job: JobState, collective: OpenCollective, ranks: list[int], words:
         "other members have completed it or are in it.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(waiting),
-        confidence=confidence,
+        grade=grade,
         group=group,
         op=op.op,
         seq=op.seq,
@@ -99,7 +99,7 @@ def _messages_behind(job: JobState) -> Iterator[Finding]:
                 summary=f"Rank {rank.rank} does not complete its {here.op} #{here.seq}{at_line(here.site)} "
                 f"({group_words(job.group(here.group))}) on its own device; the other side, rank {peer.rank}, has.",
                 culprit_ranks=(rank.rank,),
-                confidence=0.6,
+                grade=0.6,
                 group=job.group(here.group),
                 op=here.op,
                 seq=here.seq,

@@ -40,7 +40,7 @@ def _failed_setup(what: str, notes: list[Note], advice: str) -> Finding:
         kind="rank-crashed",
         summary=f"{capitalised(ranks) if ranks else 'A rank'} {what}.",
         culprit_ranks=ranks,
-        confidence=0.6,
+        grade=0.6,
         evidence=(notes[0].text[:300],),
         advice=(advice,),
     )

@@ -43,7 +43,7 @@ def find_creation_risk(case: Case) -> Iterator[Finding]:
         summary=f"{capitalised(culprits)} did not make every call of new_group that the others made"
         f"{at_line(line)}; it did not hang this time: the next group has other names on other ranks, and hangs.",
         culprit_ranks=culprits,
-        confidence=0.85,
+        grade=0.85,
         call_sites=sites,
         evidence=tuple(
             f"rank {rank} called new_group {plural(number, 'time')}" for rank, number in sorted(made.items())[:8]
@@ -78,7 +78,7 @@ def find_other_members(case: Case) -> Iterator[Finding]:
             f"{list_ranks(tuple(sorted(members)))} in it; it did not hang this time: who is no member for the others "
             "waits in it for ever.",
             culprit_ranks=odd,
-            confidence=0.85,
+            grade=0.85,
             call_sites={rank: site for rank in alike if (site := here[rank][0]) is not None},
             culprit_call_sites={rank: site for rank in odd if (site := here[rank][0]) is not None},
             evidence=(f"call number {number + 1} of new_group is for the same members on {list_ranks(alike)}",),
@@ -107,7 +107,7 @@ def find_other_order(case: Case) -> Iterator[Finding]:
         summary=f"{capitalised(culprits)} called new_group for the same groups in another order than the others"
         f"{at_line(line)}; it did not hang this time: whoever uses one of them waits for members that mean another.",
         culprit_ranks=culprits,
-        confidence=0.6 if tie else 0.85,
+        grade=0.6 if tie else 0.85,
         call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
         evidence=(

@@ -6,7 +6,7 @@ from itertools import combinations
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, capitalised, group_words
+from dtprof.diagnosis.findings import Evidence, Finding, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import OpenCollective
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -49,7 +49,8 @@ def find_group_cycle(case: Case) -> Iterator[Finding]:
         f"{list_ranks(culprits)} {'is' if len(culprits) == 1 else 'are'} in {operation_words(job, first)}.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(sorted(waiting)),
-        confidence=0.9 if culprits != cycle else 0.8,
+        grade=0.9 if culprits != cycle else 0.8,
+        evidence_class=Evidence.DIRECT if culprits != cycle else None,
         group=job.group(first.group),
         op=first.op,
         seq=first.seq,
@@ -112,7 +113,7 @@ def _inversion_finding(job: JobState, a: OpenCollective, b: OpenCollective, is_f
         f"{'opposite orders' if tie else 'another order than the other members'}: neither can begin on all devices.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(sorted(waiting)),
-        confidence=0.85,
+        grade=0.85,
         group=job.group(a.group),
         op=one.op,
         seq=one.seq,

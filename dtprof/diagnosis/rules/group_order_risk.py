@@ -65,7 +65,7 @@ def _find_ring_risk(job: JobState, groups: dict[GroupId, dict[int, Array]]) -> I
         summary=f"{capitalised(ranks)} enter {len(names)} groups in orders that form a ring ({', '.join(names[:4])})"
         f"{left if culprits != ranks else ''}; it did not hang this time, and can hang.",
         culprit_ranks=culprits,
-        confidence=0.85,
+        grade=0.85,
         group=job.group(operation.group),
         op=operation.op,
         seq=operation.seq,
@@ -150,7 +150,7 @@ def _risk(
         severity="warning",
         summary=f"{capitalised(ranks)} enter {names} in opposite orders; it did not hang this time, and can hang.",
         culprit_ranks=culprits,
-        confidence=0.85,
+        grade=0.85,
         group=job.group(keys[0]),
         op=firsts[0].op,
         seq=positions[0],

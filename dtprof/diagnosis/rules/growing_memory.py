@@ -25,7 +25,7 @@ def find_leaks(case: Case) -> Iterator[Finding]:
         f"{f' on rank {worst}' if len(leaks) > 1 else ''}.",
         culprit_ranks=tuple(leaks),
         waiting_ranks=(),
-        confidence=0.9,
+        grade=0.9,
         evidence=(
             f"{growth.sample} of rank {worst} grows by {low} to {high} a step (99.9 % confidence), also over the later "
             "half of its steps alone",

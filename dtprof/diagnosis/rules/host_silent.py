@@ -58,7 +58,7 @@ def _finding(case: Case, silent: dict[int, RankState], waiting: dict[int, Operat
         f"{group_words(group)}.",
         culprit_ranks=tuple(sorted(silent)),
         waiting_ranks=tuple(sorted(waiting)),
-        confidence=0.85 if len(hosts) <= len(heard) else 0.5,
+        grade=0.85 if len(hosts) <= len(heard) else 0.5,
         group=group,
         op=first.op,
         seq=first.seq,

@@ -53,7 +53,7 @@ def find_long_operation(case: Case) -> Iterator[Finding]:
         f"{wait_words(waiting)} for it all the while.",
         culprit_ranks=(rank.rank,),
         waiting_ranks=waiting,
-        confidence=0.9,
+        grade=0.9,
         group=case.job.group(operation.group),
         op=operation.op,
         seq=operation.seq,

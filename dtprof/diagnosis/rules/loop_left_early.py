@@ -39,7 +39,7 @@ def find_left_loop(case: Case) -> Iterator[Finding]:
         )
         waiting = [*collective.waiting.items()][:MAX_STACKS]
         if left and all(usual_operation(job.ranks[rank].operations, o) is None for rank, o in waiting):
-            yield skip_finding(job, expected, left, confidence=0.75)
+            yield skip_finding(job, expected, left, grade=0.75)
 
 
 def _find_new_calls(job: JobState) -> set[object]:

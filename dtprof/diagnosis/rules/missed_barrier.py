@@ -27,7 +27,7 @@ def find_missed_barrier(job: LoggedJob) -> Finding | None:
         waiting=waiting,
         ops=operations_of(job.victims),
         exited=exited,
-        confidence=0.8,
+        grade=0.8,
         evidence=tuple(facts),
     )
 
@@ -42,7 +42,7 @@ def _find_late_root(job: LoggedJob, reached: set[int]) -> Finding | None:
         waiting=tuple(sorted(reached)),
         ops={"barrier"},
         exited=False,
-        confidence=0.45,
+        grade=0.45,
         evidence=(f"{list_ranks(sorted(reached))} reached torch's monitored barrier, and rank 0 did not answer",),
     )
 

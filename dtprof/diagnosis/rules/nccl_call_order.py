@@ -66,7 +66,7 @@ def _find_calls_apart(groups: list[CommunicatorCalls]) -> Finding | None:
         summary=f"{capitalised(odd)} called {here[odd[0]]}{against}, as {members.place(where)}.",
         culprit_ranks=odd,
         waiting_ranks=others,
-        confidence=0.85 if others else 0.5,
+        grade=0.85 if others else 0.5,
         op=operation(here[odd[0]].op),
         evidence=tuple(f"rank {rank}: {call} (NCCL's own log)" for rank, call in sorted(here.items())[:4]),
         advice=(WHAT_IS_CALLED,),
@@ -90,7 +90,7 @@ def _out_of_step(
         summary=f"{capitalised(odd)} {what} {call}, {members.place(where)}, and went on as the others do.",
         culprit_ranks=odd,
         waiting_ranks=others,
-        confidence=0.8,
+        grade=0.8,
         op=operation(call.op),
         evidence=(
             f"{list_ranks(odd)}: {mine[where]}, then {behind or 'nothing more'} (NCCL's own log)",
@@ -120,7 +120,7 @@ def _find_fewer_calls(job: LoggedJob, groups: list[CommunicatorCalls]) -> Findin
             f"{capitalised(behind)} never called {missed}, {members.place(first + 1)}; {wait_words(waiting)} in it.",
             culprits=behind,
             waiting=waiting,
-            confidence=0.65,
+            grade=0.65,
             op=operation(missed.op),
             evidence=tuple(
                 f"rank {rank}: {members.calls[rank][ends[rank]]}, {members.place(ends[rank])}, is its last call"

@@ -54,13 +54,13 @@ def find_transport(job: LoggedJob) -> Finding | None:
     return None
 
 
-def _stall(summary: str, notes: list[Note], confidence: float, advice: str) -> Finding:
+def _stall(summary: str, notes: list[Note], grade: float, advice: str) -> Finding:
     return Finding(
         kind="backend-stall",
         summary=summary,
         culprit_ranks=(),
         waiting_ranks=tuple(sorted({note.rank for note in notes if note.rank is not None})),
-        confidence=confidence,
+        grade=grade,
         evidence=tuple(note.text[:300] for note in notes[:2]),
         advice=(advice,),
     )

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -44,7 +44,8 @@ def find_message_cycle(case: Case) -> Iterator[Finding]:
         job=job,
         operations={rank: wait.operation for rank, wait in inside.items()},
         culprits=cycle,
-        confidence=0.95,
+        grade=0.95,
+        evidence_class=Evidence.DIRECT,
         facts=facts,
         advice="Let every second rank take the other order, or post all of them with batch_isend_irecv before waiting.",
     )

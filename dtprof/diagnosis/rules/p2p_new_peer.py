@@ -29,7 +29,7 @@ def explain_by_new_peer(case: Case, skip: Finding) -> Iterator[Finding]:
         job=job,
         operations=operations,
         culprits=skip.culprit_ranks,
-        confidence=0.8,
+        grade=0.8,
         facts=tuple(f"rank {rank}: {message_words(o)}{at_line(o.site)}" for rank, o in sorted(operations.items())),
         advice="Compare what this rank computes its peers from, such as its place in a grid, with the other ranks.",
     )

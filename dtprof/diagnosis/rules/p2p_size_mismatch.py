@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, explain
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, explain
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
@@ -156,7 +156,8 @@ def _size_finding(
         job=job,
         operations=operations,
         culprits=tuple(changed) if len(changed) == 1 else tuple(sorted(operations)),
-        confidence=0.9,
+        grade=0.9,
+        evidence_class=Evidence.DIRECT,
         facts=tuple(facts),
         advice="Give both ends buffers of the same shape and element type, or send the size first.",
     )

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
@@ -56,7 +56,8 @@ def find_other_tags(case: Case) -> Iterator[Finding]:
                 job=job,
                 operations=operations,
                 culprits=culprits,
-                confidence=0.9,
+                grade=0.9,
+                evidence_class=Evidence.DIRECT,
                 facts=tuple(facts),
                 advice=advice,
             )
@@ -123,7 +124,8 @@ def find_untaken_tag(case: Case) -> Iterator[Finding]:
                 job=job,
                 operations={wait.rank: mine, peer.rank: sent},
                 culprits=(culprit,),
-                confidence=0.85,
+                grade=0.85,
+                evidence_class=Evidence.FIRST_TIME,
                 facts=(f"rank {culprit} never used its tag here before, and rank {other} went on as ever",),
                 advice=SAME_TAG,
             )

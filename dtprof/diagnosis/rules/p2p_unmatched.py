@@ -8,7 +8,7 @@ from dtprof.diagnosis.blocked_ranks import operation_words
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.divergence.call_divergence import RankCall, frames_of
 from dtprof.diagnosis.divergence.skip_branches import find_branches_past, find_branches_past_iteration, operation_before
-from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, explain, skip_evidence
+from dtprof.diagnosis.findings import ONLY_BRANCH, Evidence, Finding, at_line, capitalised, explain, skip_evidence
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
@@ -83,7 +83,8 @@ def find_unmatched(case: Case) -> Iterator[Finding]:
             job=job,
             operations={wait.rank: mine},
             culprits=(peer.rank,),
-            confidence=0.85 if not others else 0.7,
+            grade=0.85 if not others else 0.7,
+            evidence_class=Evidence.OTHER_END if not others else Evidence.EITHER_END,
             facts=tuple(facts),
             advice=f"Make the {needed} on rank {peer.rank}, or leave out the call{at_line(mine.site)}.",
         )
@@ -115,7 +116,7 @@ def _find_sender_short(job: JobState, wait: Wait) -> Iterator[Finding]:
         job=job,
         operations={wait.rank: mine} | {rank: o for rank, o in stuck.items() if rank not in short},
         culprits=short,
-        confidence=0.75 if len(senders) > 2 else 0.6,
+        grade=0.75 if len(senders) > 2 else 0.6,
         facts=tuple(f"rank {rank} sent {plural(sent[rank], 'message')}" for rank in senders[:8]),
         advice=f"Make as many sends on {list_ranks(short)} as on the others, or tell the receiver how many come.",
     )
@@ -162,7 +163,8 @@ def find_omitted(case: Case) -> Iterator[Finding]:
                 job=job,
                 operations={wait.rank: mine} | {r: of_rank[0].operation for r, of_rank in waits.items() if r != rank},
                 culprits=(rank,),
-                confidence=0.8,
+                grade=0.8,
+                evidence_class=Evidence.OWN_ITERATIONS,
                 facts=(
                     f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}",
                     f"after the same operations as now, rank {rank} made {message_words(usual)} in its round before",
@@ -210,7 +212,7 @@ def find_other_partner(case: Case) -> Iterator[Finding]:
             job=job,
             operations=waiting,
             culprits=culprits,
-            confidence=0.8 if wrong else 0.6,
+            grade=0.8 if wrong else 0.6,
             facts=tuple(facts),
             advice="Draw the pairs from a generator of their own with a common seed, or send the list from one rank.",
         )
@@ -247,7 +249,8 @@ def explain_exit_by_skipped_message(case: Case, left: Finding) -> Iterator[Findi
                 job=job,
                 operations={wait.rank: mine},
                 culprits=(peer.rank,),
-                confidence=0.8,
+                grade=0.8,
+                evidence_class=Evidence.OWN_ITERATIONS,
                 facts=(
                     f"rank {peer.rank} made {message_words(instead)} where {message_words(usual)} came before",
                     f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}",
@@ -294,7 +297,7 @@ def _one_short(job: JobState, wait: Wait, peer: RankState, full: RankState) -> F
         job=job,
         operations={wait.rank: mine},
         culprits=(peer.rank,),
-        confidence=0.75,
+        grade=0.75,
         facts=(
             f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}",
             "one less is one iteration of the loop around the line, not a round of the program that it ended before",
@@ -377,7 +380,7 @@ def _surplus_finding(job: JobState, wait: Wait, than: str, fact: str, peer: int)
         job=job,
         operations={wait.rank: mine},
         culprits=(wait.rank,),
-        confidence=0.75,
+        grade=0.75,
         facts=(fact,),
         advice=f"Leave out the {call}, or make its other end on rank {peer}: count both sides of the loop.",
     )
@@ -431,7 +434,7 @@ def _late_finding(job: JobState, wait: Wait, peer: int, needed: str) -> Finding:
         job=job,
         operations={wait.rank: mine, peer: stuck},
         culprits=tuple(sorted((wait.rank, peer))),
-        confidence=0.8,
+        grade=0.8,
         facts=(f"rank {wait.rank} is a member that {stuck.op} #{stuck.seq} waits for",),
         advice=f"Make the {needed} before {stuck.op}, or post the message without waiting (isend, irecv).",
     )
@@ -476,7 +479,8 @@ def find_untaken_message(case: Case) -> Iterator[Finding]:
             job=job,
             operations={rank.rank: sent[-1]} | ({peer.rank: usual} if usual is not None else {}),
             culprits=(peer.rank,),
-            confidence=0.7,
+            grade=0.7,
+            evidence_class=Evidence.EITHER_END,
             facts=(f"the backend kept {plural(count - taken, 'message')} until the end",),
             advice=f"Make as many receives on rank {peer.rank} as rank {rank.rank} makes sends.",
         )

@@ -130,7 +130,7 @@ def _pipeline_finding(job: JobState, words: dict[int, str], *, culprits: tuple[i
         f"{wait_words(blocked)} for messages that do not come.",
         culprit_ranks=culprits,
         waiting_ranks=blocked,
-        confidence=0.9,
+        grade=0.9,
         group=job.group(operation.group) if operation is not None and operation.group.ranks else None,
         op=operation.op if operation else None,
         seq=operation.seq if operation else None,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dtprof.diagnosis.blocked_ranks import first_blocking_of, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.divergence.skip_branches import find_exit
-from dtprof.diagnosis.findings import Finding, at_line, capitalised
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.known_errors import find_advice, first_words, name_exhausted
 from dtprof.diagnosis.rank_failures import exit_finding, find_first_failed, has_crashed, oom_reports, resident_words
@@ -38,7 +38,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
             (first.rank,),
             {first.rank: place} if place else {},
             job,
-            confidence=0.85,
+            grade=0.85,
             evidence=(f"rank {first.rank}: its last record is{at_line(first.last_site) or ' at an unknown line'}",),
             advice=("Look for sys.exit or os._exit on that rank, and at what it printed last.",),
         )
@@ -78,7 +78,8 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
         culprits,
         sites,
         job,
-        confidence=_confidence(named),
+        grade=_confidence(named),
+        evidence_class=Evidence.DIRECT if any(rank.sees_program for rank in named) else None,
         evidence=tuple(facts),
         advice=(known or _advice(error, named, job),),
     )
@@ -123,7 +124,7 @@ def find_failed_exit(case: Case) -> Iterator[Finding]:
         culprits,
         {},
         job,
-        confidence=0.5 if len(failed) == 1 else 0.4,
+        grade=0.5 if len(failed) == 1 else 0.4,
         evidence=tuple(facts),
         advice=("Keep every rank's output: torchrun --log-dir DIR --tee 3, or @record on main().",),
     )

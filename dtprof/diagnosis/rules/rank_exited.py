@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, last_sites_of, operation_words, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.divergence.skip_branches import find_exit
-from dtprof.diagnosis.findings import ONLY_BRANCH, Finding, at_line, capitalised, group_words
+from dtprof.diagnosis.findings import ONLY_BRANCH, Evidence, Finding, at_line, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import operation_at
 from dtprof.diagnosis.rank_failures import exit_finding
@@ -35,7 +35,8 @@ def find_exited(case: Case) -> Iterator[Finding]:
         culprits,
         last | ways,
         job,
-        confidence=0.95,
+        grade=0.95,
+        evidence_class=Evidence.DIRECT,
         evidence=(
             *(
                 f"rank {rank}: exited without an error{after}; its last record is{at_line(last.get(rank))}"
@@ -94,7 +95,7 @@ def find_left_alone(case: Case) -> Iterator[Finding]:
         gone,
         sites,
         job,
-        confidence=0.7,
+        grade=0.7,
         evidence=tuple(
             f"rank {rank.rank} lost its peer{at_line(error.frame)}: {error.type}"
             for rank in job.ranks.values()
@@ -128,7 +129,7 @@ def find_left_in_caught_failure(case: Case) -> Iterator[Finding]:
             summary=f"{capitalised(gone)} ended before {operation_words(job, operation)}, which failed on "
             f"{list_ranks(tuple(waiting))}; the exception was caught there, and the job went on.",
             culprit_ranks=gone,
-            confidence=0.85,
+            grade=0.85,
             group=group,
             op=operation.op,
             seq=operation.seq,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, capitalised
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.known_errors import HOST_MEMORY, NATIVE_CRASH, SIGNALLED
 from dtprof.diagnosis.rank_failures import (
@@ -164,7 +164,8 @@ def _killed_finding(rank: RankState, job: JobState) -> Finding:
         (rank.rank,),
         {rank.rank: place} if place else {},
         job,
-        confidence=0.97,
+        grade=0.97,
+        evidence_class=Evidence.DIRECT,
         evidence=tuple(facts),
         advice=tuple(advice),
     )
@@ -195,7 +196,7 @@ def _reported_finding(job: JobState) -> Finding:
         culprits,
         {},
         job,
-        confidence=0.4 if everybody else 0.85,
+        grade=0.4 if everybody else 0.85,
         evidence=tuple(facts),
         advice=(advice,),
     )

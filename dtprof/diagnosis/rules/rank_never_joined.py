@@ -34,20 +34,20 @@ def _without_record(job: JobState, waiting: tuple[int, ...]) -> Finding:
     """Report ranks without a record, with their activity where their processes were found."""
     seen = [job.starting[rank] for rank in job.missing if rank in job.starting]
     whose = f"{capitalised(job.missing)} of {job.world_size}"
-    summary, confidence = f"{whose} never joined", 0.8
+    summary, grade = f"{whose} never joined", 0.8
     advice = "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
     if seen and len(seen) == len(job.missing):
         does = "busy" if is_working(seen[0]) else frozen_words(seen[0]) or "blocked"
         who = "it" if len(seen) == 1 else f"rank {seen[0].rank}"
         summary = f"{whose} started and did not join: {who} is {does}{seen_at(seen[0])}"
-        advice, confidence = "Look at the line it is at: what comes before init_process_group.", 0.9
+        advice, grade = "Look at the line it is at: what comes before init_process_group.", 0.9
     unseen = [rank for rank in job.missing if rank not in job.starting]
     return Finding(
         kind="rank-never-joined",
         summary=f"{summary}; {wait_words(waiting)} in init_process_group.",
         culprit_ranks=job.missing,
         waiting_ranks=waiting,
-        confidence=confidence,
+        grade=grade,
         culprit_call_sites=places_of(seen),
         evidence=(
             *(f"rank {rank.rank} (process {rank.pid}): {observed_words(rank)}" for rank in seen[:8]),
@@ -71,7 +71,7 @@ def _gone(gone: list[RankState], waiting: tuple[int, ...]) -> Finding:
         "init_process_group.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
-        confidence=0.85,
+        grade=0.85,
         culprit_call_sites=places_of(gone),
         evidence=tuple(f"rank {rank.rank}: the program exited without an error" for rank in gone[:8]),
         advice=("Make every rank call init_process_group as often as the others.",),

@@ -60,7 +60,7 @@ def _compare_with(job: JobState, collective: OpenCollective, reference: RankStat
     # Where more than half went on alike, the reference made a call too many: no skip.
     if len(culprits) > (len(others) + 1) // 2:
         return None
-    finding = skip_finding(job, skipped, culprits, confidence=0.95 if 2 * len(culprits) <= len(others) else 0.8)
+    finding = skip_finding(job, skipped, culprits, grade=0.95 if 2 * len(culprits) <= len(others) else 0.8)
     fewer = [describe_fewer_iterations(job.ranks[rank], skipped) for rank in culprits]
     fewer = fewer if all(fewer) else []
     finding = replace(finding, evidence=(*fewer, *finding.evidence))
@@ -70,7 +70,7 @@ def _compare_with(job: JobState, collective: OpenCollective, reference: RankStat
             return None  # another order of the items of the loop
         finding = replace(
             finding,
-            confidence=0.7 if len(others) > 1 else 0.6,
+            grade=0.7 if len(others) > 1 else 0.6,
             evidence=(*finding.evidence, OR_SWAPPED),
             advice=(*finding.advice, *_advise_one_order(job, skipped, job.ranks[culprits[0]].first_blocking)),
         )

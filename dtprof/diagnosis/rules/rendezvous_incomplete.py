@@ -36,24 +36,24 @@ def find_incomplete_rendezvous(case: Case) -> Iterator[Finding]:
     advice: tuple[str, ...]
     if differing:
         summary = f"{_launchers(waits)} wait in different rendezvous, as they differ in {words}; {NO_RANK}."
-        advice, confidence = (f"Give {words} the same value on every node.",), 0.9
+        advice, grade = (f"Give {words} the same value on every node.",), 0.9
     elif unreached:
         summary = (
             f"{_launchers(unreached)} {_verb(unreached)} for the store of the rendezvous at {_place(unreached[0])}, "
             f"which does not answer; {NO_RANK}."
         )
-        advice, confidence = (CHECK_STORE, CHECK_HOSTS), 0.85
+        advice, grade = (CHECK_STORE, CHECK_HOSTS), 0.85
     else:
         summary = (
             f"{_launchers(waits)} {_verb(waits)} in the rendezvous at {_place(waits[0])} for {_missing(waits)}; "
             f"{NO_RANK}."
         )
-        advice, confidence = (CHECK_HOSTS,), 0.85
+        advice, grade = (CHECK_HOSTS,), 0.85
     missing = () if differing else _missing_ranks(waits)
     absent = None if differing else _find_absent(case.job)
     if absent is not None:
         summary = f"{summary.removesuffix('.')}. {absent.words}"
-        confidence = absent.confidence
+        grade = absent.grade
         named = ", ".join(absent.hosts[:MAX_SHOWN])
         advice = (f"Look at {named}: whether it is up, and what its launcher does.", *advice)
     yield Finding(
@@ -61,7 +61,7 @@ def find_incomplete_rendezvous(case: Case) -> Iterator[Finding]:
         summary=summary,
         culprit_ranks=missing,
         culprit_hosts=absent.hosts if absent is not None else (),
-        confidence=confidence,
+        grade=grade,
         evidence=tuple(map(_seen, waits[:MAX_SHOWN])),
         advice=advice,
         leaves_open=() if differing or unreached or missing or absent is not None else (WHICH_NODE,),
@@ -72,7 +72,7 @@ def find_incomplete_rendezvous(case: Case) -> Iterator[Finding]:
 class _Absent:
     hosts: tuple[str, ...]
     words: str  # a sentence
-    confidence: float
+    grade: float
 
 
 def _find_absent(job: JobState) -> _Absent | None:
@@ -81,7 +81,7 @@ def _find_absent(job: JobState) -> _Absent | None:
     if job.unwaiting_hosts:
         named = ", ".join(job.unwaiting_hosts[:MAX_SHOWN])
         words = f"dtprof run is on {named}, and its launcher is not in the rendezvous."
-        return _Absent(hosts=job.unwaiting_hosts, words=words, confidence=0.85)
+        return _Absent(hosts=job.unwaiting_hosts, words=words, grade=0.85)
     waiting = {_short_name(wait.host) for wait in waits}
     given = next((wait for wait in waits if wait.hosts), None)
     if given is not None:
@@ -89,12 +89,12 @@ def _find_absent(job: JobState) -> _Absent | None:
         # Others may keep runs of their own: only where one run has all of them, or one alone is missing, it is known.
         if hosts and len(given.hosts) == waits[0].nodes:
             words = f"{_not_come(hosts)}, of the hosts in {given.hosts_from}."
-            return _Absent(hosts=hosts, words=words, confidence=0.85 if len(hosts) == 1 else 0.6)
+            return _Absent(hosts=hosts, words=words, grade=0.85 if len(hosts) == 1 else 0.6)
     earlier, name = job.earlier_hosts
     hosts = tuple(host for host in earlier if _short_name(host) not in waiting)
     if hosts:
         words = f"{_not_come(hosts)}: it was in the run {name} with {'this host' if len(waits) == 1 else 'these'}."
-        return _Absent(hosts=hosts, words=words, confidence=0.6)
+        return _Absent(hosts=hosts, words=words, grade=0.6)
     return None
 
 

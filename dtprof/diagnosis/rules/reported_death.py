@@ -30,7 +30,7 @@ def find_device_error(job: LoggedJob) -> Finding | None:
         summary=f"{capitalised(culprits) if culprits else 'A rank'} failed on its device: {text}.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(rank for rank in ranks if rank not in culprits),
-        confidence=0.7 if len(ranks) <= 1 else 0.5,
+        grade=0.7 if len(ranks) <= 1 else 0.5,
         evidence=(first.text, *(note.text[:160] for note in job.notes("xid")[:1])),
         advice=("Run once with CUDA_LAUNCH_BLOCKING=1 for the line of the kernel; look for Xid in the kernel log.",),
     )
@@ -42,7 +42,7 @@ def _oom_alone(ooms: list[Note], job: LoggedJob) -> Finding:
         summary="A process of the job was killed because its host or container ran out of memory.",
         culprit_ranks=(),
         waiting_ranks=tuple(sorted(job.waited_for())),
-        confidence=0.6,
+        grade=0.6,
         evidence=(ooms[0].text,),
         advice=(HOST_MEMORY,),
     )
@@ -60,7 +60,7 @@ def _ended_alone(job: LoggedJob) -> Finding | None:
         kind="rank-killed" if status < 0 else "rank-crashed",
         summary=f"A process of the job {how}; the log does not say which.",
         culprit_ranks=(),
-        confidence=0.6,
+        grade=0.6,
         evidence=(ends[0].text[-160:],),
         advice=(*((SIGNALLED.get(name or "", NATIVE_CRASH),) if status < 0 else ()), OUTPUT_BY_RANK),
         leaves_open=("which rank it was: such a launcher prints the command of its last process, whichever failed",),
@@ -76,7 +76,7 @@ def _native_alone(job: LoggedJob) -> Finding | None:
         kind="rank-killed",
         summary=f"{capitalised(ranks) if ranks else 'A process of the job'} crashed in native code.",
         culprit_ranks=ranks,
-        confidence=0.5,
+        grade=0.5,
         evidence=(crashes[0].text,),
         advice=(NATIVE_CRASH,),
     )
@@ -93,7 +93,7 @@ def _actor_alone(job: LoggedJob) -> Finding | None:
         kind="rank-killed",
         summary=f"A worker process of Ray{which} was killed or crashed in native code; its rank is not in the log.",
         culprit_ranks=(),
-        confidence=0.5,
+        grade=0.5,
         evidence=(deaths[0].text[:160],),
         advice=("Read the output of that process in Ray's session folder, and the kernel log of its host (dmesg).",),
     )

@@ -100,7 +100,7 @@ def _mismatch(
         + f", against {_words(prints[others[0] if others else culprits[-1]])}.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(sorted(others)),
-        confidence=0.45 if split else 0.85,  # both sides stand for the one that is wrong, which is a guess
+        grade=0.45 if split else 0.85,  # both sides stand for the one that is wrong, which is a guess
         op=operation(first.op),
         seq=first.seq,
         call_sites=job.sites(others),
@@ -116,7 +116,7 @@ def _lone(only: Fingerprint, job: LoggedJob, said: str) -> Finding:
         summary=f"Rank {only.rank} and a rank that is not named made operations that do not agree: {_words(only)}.",
         culprit_ranks=(),
         waiting_ranks=(only.rank,),
-        confidence=0.3,
+        grade=0.3,
         op=operation(only.op),
         seq=only.seq,
         call_sites=job.sites([only.rank]),
@@ -145,7 +145,7 @@ def find_size_conflict(job: LoggedJob) -> Finding | None:
         f"than expected{who}.",
         culprit_ranks=tuple(sorted(job.known)) if both else odd,
         waiting_ranks=() if both else tuple(sorted(aborted)),
-        confidence=0.5,
+        grade=0.5,
         op=next(iter(ops)) if len(ops) == 1 else None,
         call_sites=job.sites(sorted(aborted)),
         culprit_call_sites=job.sites(job.known if both else list(odd)),
@@ -186,7 +186,7 @@ def find_unfit_splits(job: LoggedJob) -> Finding | None:
         f"{capitalised(culprits)} called all_to_all with split sizes that gloo refused.",
         culprits=culprits,
         waiting=waiting,
-        confidence=0.8,
+        grade=0.8,
         op="all_to_all",
         evidence=tuple(f"rank {rank}: {trace.message[:200]}" for rank, trace in sorted(refused.items())[:3]),
         advice=(
@@ -214,7 +214,7 @@ def find_other_models(job: LoggedJob) -> Finding | None:
         + (f" than {list_ranks(alike)}." if alike else "."),
         culprit_ranks=odd,
         waiting_ranks=alike,
-        confidence=0.85 if alike else 0.5,
+        grade=0.85 if alike else 0.5,
         call_sites=job.sites(list(alike)),
         culprit_call_sites=job.sites(list(odd)),
         evidence=tuple(dict.fromkeys(note.text[:300] for note in notes[:3])),
@@ -234,7 +234,7 @@ def find_other_steps(job: LoggedJob) -> Finding | None:
         f"The optimizer of {list_ranks(odd)} has made another number of steps than those of the others.",
         culprits=odd,
         waiting=(),
-        confidence=0.7,
+        grade=0.7,
         evidence=(notes[0].text[:200],),
         advice=("Look for steps that only some ranks take: a shorter input, a step skipped for its loss, a resume.",),
     )
@@ -252,7 +252,7 @@ def find_nccl_mismatch(job: LoggedJob) -> Finding | None:
         kind="size-mismatch" if sizes else "collective-order-mismatch",
         summary=f"NCCL found collectives that do not agree{' in size' if sizes else ''}{at}.",
         culprit_ranks=ranks,
-        confidence=0.5,
+        grade=0.5,
         evidence=(notes[0].text,),
         advice=(WHAT_IS_CALLED,),
     )

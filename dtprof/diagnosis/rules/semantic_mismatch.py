@@ -62,7 +62,7 @@ def _parameters_finding(job: JobState, group: GroupId, here: dict[int, WrappedPa
         f"{at_line(mine.site)}: {differs}. Operations over "
         f"{group_words(known)} match, and join different parameters: results are invalid.",
         culprit_ranks=culprits,
-        confidence=0.7 if is_tie else 0.9,
+        grade=0.7 if is_tie else 0.9,
         group=known,
         call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
@@ -116,7 +116,7 @@ def _start_finding(job: JobState, group: GroupId, tables: dict[int, Array], ages
         f"{state if ages[culprits[0]].steps else 'without the state of an optimizer'}, the others after "
         f"{plural(theirs, 'step')}: they average gradients over {group_words(known)}, and step differently.",
         culprit_ranks=culprits,
-        confidence=0.6 if is_tie else 0.85,
+        grade=0.6 if is_tie else 0.85,
         group=known,
         op=next(iter(first.values())).op if first else None,
         call_sites=call_sites({rank: own for rank, own in first.items() if rank not in culprits}),

@@ -30,7 +30,7 @@ def find_shared_groups(case: Case) -> Iterator[Finding]:
                 summary=f"{number} threads issue on {group_words(known)} by turns on {list_ranks(ranks)}; "
                 "it did not hang: all ranks took them in one order.",
                 culprit_ranks=ranks,
-                confidence=0.7,
+                grade=0.7,
                 group=known,
                 advice=("Where nothing fixes their order, give each thread a group of its own.",),
             )

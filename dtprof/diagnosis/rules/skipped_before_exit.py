@@ -30,7 +30,7 @@ def explain_exit_by_skip(case: Case, left: Finding) -> Iterator[Finding]:
     if awaited is None:
         return
     if culprits and all(r.finished and skipped_in_step(r, awaited, reached=r.steps_ended) for r in culprits):
-        yield explain(skip_finding(job, awaited, left.culprit_ranks, confidence=0.8), left)
+        yield explain(skip_finding(job, awaited, left.culprit_ranks, grade=0.8), left)
     elif not awaited.p2p:
         finding = _explain_by_rounds(job, left, waiting, awaited) or _explain_by_pattern(job, left, culprits, awaited)
         if finding is not None:
@@ -69,7 +69,7 @@ def _explain_by_rounds(
     else:
         words = f"{list_ranks(tuple(waiting))} issued the last one, {last}, which failed, and went on"
     finding = replace(
-        skip_finding(job, awaited, left.culprit_ranks, confidence=0.8),
+        skip_finding(job, awaited, left.culprit_ranks, grade=0.8),
         summary=f"{capitalised(left.culprit_ranks)} skipped one iteration of {awaited.op}{at_line(awaited.site)} "
         f"and exited; {words}.",
         waiting_ranks=left.waiting_ranks,
@@ -91,7 +91,7 @@ def _explain_by_pattern(job: JobState, left: Finding, culprits: list[RankState],
         return None
     skipped, instead = departure
     (rank,) = left.culprit_ranks
-    finding = skip_finding(job, skipped, left.culprit_ranks, confidence=0.8)
+    finding = skip_finding(job, skipped, left.culprit_ranks, grade=0.8)
     finding = replace(
         finding,
         summary=f"Rank {rank} skipped {skipped.op} #{skipped.seq} of {group_words(finding.group)}"

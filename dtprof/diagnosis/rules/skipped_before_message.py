@@ -21,7 +21,7 @@ def explain_message(case: Case, unmatched: Finding) -> Iterator[Finding]:
             if now.p2p and skipped_in_step(job.ranks[rank], awaited, reached=now.step)
         )
         if ahead:
-            yield explain(skip_finding(job, awaited, ahead, confidence=0.85), unmatched)
+            yield explain(skip_finding(job, awaited, ahead, grade=0.85), unmatched)
             return
 
 

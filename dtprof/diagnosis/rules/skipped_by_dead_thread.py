@@ -19,7 +19,7 @@ def explain_dead_thread(case: Case, cycle: Finding) -> Iterator[Finding]:
             if not rank.thread_exceptions or now is None or not threads or now.thread in threads:
                 continue
             error, awaited = rank.thread_exceptions[-1], next(iter(collective.waiting.values()))
-            finding = skip_finding(job, awaited, (rank.rank,), confidence=0.9)
+            finding = skip_finding(job, awaited, (rank.rank,), grade=0.9)
             words = f"its thread {error.thread or 'of no name'}, which had made its calls of this group, ended by"
             yield explain(
                 replace(

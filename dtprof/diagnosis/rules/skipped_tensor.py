@@ -28,7 +28,7 @@ def explain_size(case: Case, mismatch: Finding) -> Iterator[Finding]:
             continue
         is_one_line = expected.label == following.label == call.label
         if is_one_line and following.numel == call.numel != expected.numel:
-            finding = skip_finding(job, expected, (odd.rank,), confidence=0.7)
+            finding = skip_finding(job, expected, (odd.rank,), grade=0.7)
             size = f"{call.numel:,} elements, as the next call at this line has on rank {rank.rank}"
             fact = f"rank {odd.rank} has {size}; the others have {expected.numel:,} here"
             evidence, advice = (fact, *finding.evidence[1:], OR_SWAPPED), (*finding.advice, ONE_ORDER)

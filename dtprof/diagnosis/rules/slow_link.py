@@ -108,7 +108,7 @@ def _finding(case: Case, slow: Sequence[_SlowLink], culprits: tuple[str, ...]) -
         f"passed {before}.",
         culprit_ranks=ranks,
         waiting_ranks=tuple(r for r in sorted(job.ranks) if r not in ranks),
-        confidence=0.85 if one_end else 0.8,
+        grade=0.85 if one_end else 0.8,
         call_sites=call_sites(waiting),
         evidence=(
             *(_seen(link) for link in sorted(slow, key=lambda link: link.rate.bytes_per_s)[:MOST_SHOWN]),

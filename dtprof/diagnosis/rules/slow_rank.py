@@ -56,7 +56,7 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
             summary=summary,
             culprit_ranks=culprits,
             waiting_ranks=tuple(r for r in sorted(job.ranks) if r not in culprits),
-            confidence=0.85,
+            grade=0.85,
             step=rank.steps if rank else None,
             culprit_call_sites={
                 straggler.rank: Site(

@@ -29,7 +29,7 @@ def find_stalled_tensors(job: LoggedJob) -> Finding | None:
             culprits=culprits,
             waiting=(),
             op=operation(name),
-            confidence=0.6,
+            grade=0.6,
             evidence=facts,
             advice=(WHAT_IS_SUBMITTED,),
             leaves_open=("whether these ranks will come yet: Horovod warns, and waits on",),
@@ -41,7 +41,7 @@ def find_stalled_tensors(job: LoggedJob) -> Finding | None:
         culprits=culprits,
         waiting=(),
         op=operation(name),
-        confidence=0.45,
+        grade=0.45,
         evidence=facts,
         advice=(WHAT_IS_SUBMITTED,),
     )

@@ -25,7 +25,7 @@ def find_stuck(job: LoggedJob) -> Suspicion:
         summary=f"{capitalised(ranks) if ranks else 'A rank'} stalled outside collectives for "
         f"{stuck[0].number} s: in a call of CUDA or NCCL, or waiting for the GIL.",
         culprit_ranks=() if everybody else tuple(ranks),
-        confidence=0.4,
+        grade=0.4,
         evidence=(stuck[0].text[:300],),
         advice=(
             "Take native stacks next time: py-spy dump --native --pid PID, or start with dtprof run.",

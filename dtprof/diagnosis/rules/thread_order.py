@@ -53,7 +53,7 @@ def _crossed_finding(
         summary=f"At #{seq} of {group_words(known)} calls of different threads meet on {list_ranks(ranks)}: "
         "threads issue on one group in no fixed order, and results are mixed up.",
         culprit_ranks=tuple(sorted(tables)),
-        confidence=0.85,
+        grade=0.85,
         group=known,
         op=present[ranks[0]].op,
         seq=seq,

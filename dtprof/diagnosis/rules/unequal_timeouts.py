@@ -84,7 +84,7 @@ def _hasty_finding(
         f"{'was' if len(late) == 1 else 'were'} on the way, and the job ended.",
         culprit_ranks=culprits,
         waiting_ranks=tuple(sorted(waiting)),
-        confidence=0.8,
+        grade=0.8,
         group=known,
         op=first.op,
         seq=first.seq,
@@ -130,7 +130,7 @@ def find_unequal_timeouts(case: Case) -> Iterator[Finding]:
                 summary=f"Operations of {group_words(known)} may take {least:,.0f} s on {list_ranks(first)}, and up to "
                 f"{most:,.0f} s on its other members.",
                 culprit_ranks=first,
-                confidence=0.9,
+                grade=0.9,
                 group=known,
                 advice=("Pass the same timeout on every rank.",),
             )
@@ -155,7 +155,7 @@ def find_short_timeouts(case: Case) -> Iterator[Finding]:
             summary=f"Operations of {words} may take {short[0].timeout_s:,.0f} s, those of the default group "
             f"{limits[0]:,.0f} s: new_group does not take over its limit.",
             culprit_ranks=(),
-            confidence=0.9,
+            grade=0.9,
             group=short[0],
             advice=("Pass timeout to new_group, too.",),
         )

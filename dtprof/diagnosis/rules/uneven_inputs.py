@@ -7,7 +7,7 @@ from dtprof.diagnosis.blocked_ranks import call_sites, first_blocking_of, places
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.divergence.call_divergence import RankCall
 from dtprof.diagnosis.divergence.skip_branches import find_loop_left
-from dtprof.diagnosis.findings import Finding, capitalised, wait_words
+from dtprof.diagnosis.findings import Evidence, Finding, capitalised, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rank_failures import find_first_failed
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
@@ -69,7 +69,8 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
         f"{wait_words(blocked)} for {'it' if len(culprits) == 1 else 'them'} in the next step.",
         culprit_ranks=culprits,
         waiting_ranks=blocked,
-        confidence=0.9 if counted else 0.75,
+        grade=0.9 if counted else 0.75,
+        evidence_class=Evidence.DIRECT if counted else None,
         call_sites=call_sites(operations) or cause.call_sites,
         culprit_call_sites=places or cause.culprit_call_sites,
         evidence=(_show_batches(first, most, counted=counted), *cause.evidence[:2]),

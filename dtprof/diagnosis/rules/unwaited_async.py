@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dtprof.columns import distinct
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, capitalised, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.formatting import list_ranks
@@ -100,7 +100,7 @@ def _finding_of_use(uses: dict[int, EarlyUse]) -> Finding:
         kind="unwaited-async",
         summary=f"The buffer of {what} {verb}{at_line(first.used)} before its wait on {list_ranks(ranks)}: {harm}.",
         culprit_ranks=ranks,
-        confidence=0.9,
+        grade=0.9,
         group=first.group,
         op=first.op,
         seq=first.seq,
@@ -165,7 +165,7 @@ def _finding_of_send(group: Group, sender: RankState, send: Operation, receive: 
         f"{wait_words((receiver,))} for the message{at_line(receive.site)}.",
         culprit_ranks=(sender.rank,),
         waiting_ranks=(receiver,),
-        confidence=0.85,
+        grade=0.85,
         group=group,
         op=send.op,
         seq=send.seq,
@@ -212,7 +212,8 @@ def _finding_of_receives(group: Group, rank: RankState, operations: list[Operati
         f"{list_ranks(senders) if senders else 'others'}{at_line(first.site)}, {_times(len(operations))}: the buffer "
         "may be used before the message is there.",
         culprit_ranks=(rank.rank,),
-        confidence=0.8 if rank.finished else 0.6,
+        grade=0.8 if rank.finished else 0.6,
+        evidence_class=Evidence.DIRECT if rank.finished else None,
         group=group,
         op=first.op,
         seq=first.seq,
@@ -315,7 +316,8 @@ def _finding_of_all(job: JobState, dropped: dict[int, _Dropped]) -> Finding:
         summary=f"No rank waited for {first.op} #{first.seq} of {group_words(known)}{at_line(first.site)}, "
         f"nor for others of that line, {_times(count)} in all: what it fills may be used before it is there.",
         culprit_ranks=tuple(sorted(dropped)),
-        confidence=0.8,
+        grade=0.8,
+        evidence_class=Evidence.DIRECT,
         group=known,
         op=first.op,
         seq=first.seq,
@@ -389,7 +391,7 @@ def _finding(job: JobState, dropped: dict[int, _Dropped]) -> Finding:
         summary=f"{capitalised(culprits)} never waited for {operation.op} #{operation.seq} of {group_words(known)}"
         f"{at_line(operation.site)}, {_times(first.count)}: what it fills may be used before it is there.",
         culprit_ranks=culprits,
-        confidence=0.85,
+        grade=0.85,
         group=known,
         op=operation.op,
         seq=operation.seq,

@@ -40,7 +40,7 @@ def _finding(program: str, ranks_by_version: dict[str, list[int]], ranks: dict[i
         f"{list_ranks(ranks_by_version[usual])} {usual}.",
         culprit_ranks=culprits,
         waiting_ranks=(),
-        confidence=0.9,
+        grade=0.9,
         evidence=("each rank recorded the version that it imported",),
         advice=("Install the same versions on all hosts, or start all ranks from one image.",),
     )

@@ -51,7 +51,7 @@ def find_behind(job: LoggedJob) -> Suspicion:
     if len(behind) > len(waiting):
         reason = f"only {list_ranks(waiting)} came to #{seq} of {group_words(group)}"
         return f"a collective timed out: {reason}, which may be one operation too many"
-    return fewer_calls_finding(job, group, seq, enqueued=behind, waiting=waiting, confidence=0.6)
+    return fewer_calls_finding(job, group, seq, enqueued=behind, waiting=waiting, grade=0.6)
 
 
 def _find_observer(job: LoggedJob, group: Group | None, seq: int, waiting: tuple[int, ...]) -> Finding | None:
@@ -65,7 +65,7 @@ def _find_observer(job: LoggedJob, group: Group | None, seq: int, waiting: tuple
         f"{capitalised(observers)} had no timeout; {wait_words(waiting)} in #{seq} of {group_words(group)}.",
         culprits=observers,
         waiting=waiting,
-        confidence=0.4,
+        grade=0.4,
         group=group,
         seq=seq,
         evidence=(f"{list_ranks(observers)} only observed that other ranks asked for dumps",),
@@ -94,7 +94,7 @@ def _all_in(job: LoggedJob, group: Group | None, seq: int, waiting: tuple[int, .
         "backend-stall",
         f"{capitalised(waiting)} are in #{seq} of {group_words(group)}, and it does not complete.",
         waiting=waiting,
-        confidence=0.3,
+        grade=0.3,
         group=group,
         seq=seq,
         evidence=("every rank that reported its counts had issued it",),

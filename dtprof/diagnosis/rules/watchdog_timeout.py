@@ -126,7 +126,7 @@ def _disagreement(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
         f"{capitalised(culprits)} made {words} at #{seq} of {group_words(group)}.",
         culprits=culprits,
         waiting=waiting,
-        confidence=0.7 if waiting and key else 0.45,
+        grade=0.7 if waiting and key else 0.45,
         group=group,
         op=operation_of(here[culprits[0]]),
         seq=seq,
@@ -157,7 +157,7 @@ def _out_of_step(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
         f"{wait_words(waiting)} in {place_of(usual)}.",
         culprits=culprits,
         waiting=waiting,
-        confidence=0.5,
+        grade=0.5,
         group=group,
         op=operation_of(usual),
         seq=usual.seq,
@@ -181,7 +181,7 @@ def _behind(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
     if not enqueued or len(enqueued) > len(fronts):
         return None
     return fewer_calls_finding(
-        job, group, usual.seq, enqueued=enqueued, waiting=tuple(sorted(fronts)), confidence=0.7, name=usual.op
+        job, group, usual.seq, enqueued=enqueued, waiting=tuple(sorted(fronts)), grade=0.7, name=usual.op
     )
 
 
@@ -212,7 +212,7 @@ def _silent(job: LoggedJob, key: Key, fronts: Fronts, groups: dict[Key, Fronts])
         f"{capitalised(culprits)} did not come to {place_of(usual)}{where}; {wait_words(sorted(fronts))}.",
         culprits=culprits,
         waiting=fronts,
-        confidence=_trust(len(culprits), len(fronts), seen=seen and certain),
+        grade=_trust(len(culprits), len(fronts), seen=seen and certain),
         group=group,
         op=operation_of(usual),
         seq=usual.seq,
@@ -236,7 +236,7 @@ def _all_in(job: LoggedJob, key: Key, fronts: Fronts) -> Finding:
         "backend-stall",
         f"All {len(fronts)} ranks are in {place_of(usual)} and it does not end.",
         waiting=fronts,
-        confidence=0.5,
+        grade=0.5,
         group=group,
         op=operation_of(usual),
         seq=usual.seq,

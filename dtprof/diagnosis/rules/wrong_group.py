@@ -7,7 +7,7 @@ from itertools import combinations, groupby, islice, pairwise
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, explain, group_words, wait_words
+from dtprof.diagnosis.findings import Evidence, Finding, at_line, capitalised, explain, group_words, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 from dtprof.diagnosis.rules import argument_mismatch
@@ -214,7 +214,7 @@ def _left_out_finding(job: JobState, meant: Operation, sites: dict[int, Site]) -
         f"{list_ranks(meant.group.ranks)}{at_line(sites[culprits[0]])}{beside if owners else ''}: torch skips the call "
         "with a warning.",
         culprit_ranks=culprits,
-        confidence=0.8,
+        grade=0.8,
         group=job.group(meant.group),
         op=meant.op,
         step=meant.step,
@@ -245,14 +245,14 @@ def _outside_finding(job: JobState, rank: int, site: Site, meant: Operation, eve
         everyone,
         summary=f"Rank {rank} called {meant.op} on a group that it is no member of, where its peers use "
         f"{group_words(job.group(meant.group))}: torch leaves the call out with a warning.",
-        confidence=0.9,
+        grade=0.9,
     )
     waiting = wait_words(finding.waiting_ranks)
     return replace(finding, culprit_call_sites={rank: site}, evidence=(f"{waiting} in {operation_words(job, meant)}",))
 
 
 def _finding(
-    job: JobState, rank: int, meant: Operation, everyone: dict[int, Operation], *, summary: str, confidence: float
+    job: JobState, rank: int, meant: Operation, everyone: dict[int, Operation], *, summary: str, grade: float
 ) -> Finding:
     """Return the finding for a rank that did not make the operation meant, for which its peers wait."""
     waiting = {r: o for r, o in everyone.items() if r != rank}
@@ -261,7 +261,7 @@ def _finding(
         summary=summary,
         culprit_ranks=(rank,),
         waiting_ranks=tuple(sorted(waiting)),
-        confidence=confidence,
+        grade=grade,
         group=job.group(meant.group),
         op=meant.op,
         seq=meant.seq,
@@ -389,10 +389,11 @@ def _wrong_finding(
         everyone,
         summary=f"Rank {rank} made {operation_words(job, mine)}, where its peers use "
         f"{group_words(job.group(meant.group))}.",
-        confidence=0.85,
+        grade=0.85,
     )
     return replace(
         finding,
+        evidence_class=Evidence.DIRECT,
         step=mine.step,
         culprit_call_sites=call_sites({rank: mine}),
         evidence=(

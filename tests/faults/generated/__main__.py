@@ -5,7 +5,7 @@ import sys
 
 from dtprof.diagnosis.measured_rates import RATES
 from tests.faults.generated.mutations import MUTATIONS
-from tests.faults.generated.scores import Rates, calibration, generate, grades, rates_by_fault
+from tests.faults.generated.scores import Rates, calibration, count_by_evidence, generate, rates_by_fault
 
 
 def main() -> int:
@@ -16,15 +16,15 @@ def main() -> int:
     parser.add_argument("--only", choices=tuple(MUTATIONS), default="", help="a class of fault")
     parser.add_argument("--wrong", type=int, default=0, metavar="N", help="show so many wrong verdicts")
     parser.add_argument(
-        "--grades", action="store_true", help="show how often findings of each kind and grade are right"
+        "--evidence", action="store_true", help="show how often findings of each kind and class of evidence are right"
     )
     options = parser.parse_args()
-    rates = {} if options.grades else RATES
+    rates = {} if options.evidence else RATES
     cases = list(generate(options.count, options.seed, only=options.only, rates=rates))
-    if options.grades:
-        for (kind, grade), (count, right) in sorted(grades(cases).items()):
+    if options.evidence:
+        for (kind, evidence), (count, right) in sorted(count_by_evidence(cases).items()):
             # One right and one wrong more than seen: of few findings little is known.
-            print(f'    ("{kind}", {grade:g}): {(right + 1) / (count + 2):.2f},  # {right} of {count}')
+            print(f'    ("{kind}", {evidence}): {(right + 1) / (count + 2):.2f},  # {right} of {count}')
         return 0
     whole = Rates()
     print(f"{'fault':28} {'n':>5} {'kind':>6} {'ranks':>6} {'line':>6}  said instead")

@@ -107,12 +107,13 @@ def _judge(plan: Plan, number: int, rates: MeasuredRates) -> Verdict:
     return decide(machine.job(), rates)
 
 
-def grades(cases: list[Case]) -> dict[tuple[str, float], tuple[int, int]]:
-    """Return, by kind and grade of the first finding: how many there are, and how many are right."""
-    found: dict[tuple[str, float], tuple[int, int]] = {}
+def count_by_evidence(cases: list[Case]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return, by kind and evidence of the first finding (its grade where it has none): how many; how many are right."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
     for case in cases:
         if case.first is not None:
-            key = case.first.kind, round(case.first.confidence, 2)
+            evidence = case.first.evidence_class
+            key = case.first.kind, f"Evidence.{evidence.name}" if evidence is not None else f"{case.first.grade:g}"
             count, right = found.get(key, (0, 0))
             found[key] = count + 1, right + (case.kind_right and case.culprits_right)
     return found
