@@ -583,10 +583,10 @@ def a_worker_of_the_loader_that_the_kernel_ends(rank: int) -> None:
     loader = DataLoader(Slices(33 if rank == 1 else None), batch_size=4, num_workers=2, persistent_workers=True)
     for _epoch in range(2):
         for slices in loader:  # here
-            loss = model(slices).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            loss = model(slices).square().mean()  # here
+            optimizer.zero_grad()  # here
+            loss.backward()  # here
+            optimizer.step()  # here
         dist.barrier()
 
 

@@ -396,22 +396,21 @@ def batch_without_memory_and_the_next_one_taken(rank: int) -> None:
         print("skipped", skipped)
 
 
-class Photographs(Dataset[torch.Tensor]):
-    """Some are larger, so that they take longer to decode."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __len__(self) -> int:
-        return 160
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.seconds)
-        return torch.full((8,), float(index))
-
-
 @faulty("slow-rank", 2)
 def shard_of_photographs_of_which_none_was_made_smaller(rank: int) -> None:
+    class Photographs(Dataset[torch.Tensor]):
+        """Some are larger, so that they take longer to decode."""
+
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def __len__(self) -> int:
+            return 160
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            time.sleep(self.seconds)  # here
+            return torch.full((8,), float(index))
+
     model = DistributedDataParallel(perceptron(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     photographs = Photographs(0.04 if rank == 2 else 0.002)
@@ -479,7 +478,7 @@ def population_in_which_a_member_trusts_its_newest_score(rank: int) -> None:
             optimizer.step()
         scores = torch.zeros(4)
         dist.all_gather_into_tensor(scores, torch.tensor([float((rank + generation) % 4)]))
-        if generation == 2 and rank == 1:
+        if generation == 1 and rank == 1:
             scores[rank] = 9.0  # here
         best = int(scores.argmax())  # here
         for weight in model.parameters():
