@@ -80,7 +80,7 @@ def _gone(gone: list[RankState], waiting: tuple[int, ...]) -> Finding:
 
 def _elsewhere(absent: list[RankState], waiting: tuple[int, ...]) -> Finding:
     found = absent_finding(absent, waiting, "init_process_group")
-    if not all(rank.groups for rank in absent):
+    if not all(rank.groups and rank.wrapped_parameters for rank in absent):
         return found
     # Seen on gloo, torch 2.13: docs/explanation/measurements/stress.md.
     held = (

@@ -1,10 +1,15 @@
 """Ranks wait in init_process_group for one that does not come."""
 
+from dataclasses import replace
 from functools import partial
 
+import pytest
+
 from dtprof.diagnosis.job_state import JobState, Stack
+from dtprof.diagnosis.verdict import decide
 from dtprof.records import events
 from dtprof.records.sites import Site
+from dtprof.records.tables import WrappedParameters
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, judge, waiting_in_a_second_init
 
@@ -56,16 +61,20 @@ def test_ranks_without_a_record_never_joined_while_others_wait_in_init() -> None
     assert verdict.ranks_missing == (2,)
 
 
-def test_rank_that_is_stuck_while_another_waits_in_a_later_init_is_named_with_its_line() -> None:
+@pytest.mark.parametrize("has_ddp", [True, False])
+def test_rank_that_is_stuck_while_another_waits_in_a_later_init_is_named_with_its_line(has_ddp: bool) -> None:
     place = Site(file="/home/me/train.py", line=21, function="train")
     stack = Stack(state="sleeping", cpu_share=0.0, frames=(place,))
-    verdict = judge(waiting_in_a_second_init(closed=False), exit_status=None, stacks={0: stack})
+    job = build_job(waiting_in_a_second_init(closed=False), exit_status=None, stacks={0: stack})
+    wrapped = WrappedParameters(group="0", by="ddp", names=1, count=1, some=(), site=None)
+    ranks = {r: replace(rank, wrapped_parameters=(wrapped,) * has_ddp) for r, rank in job.ranks.items()}
+    verdict = decide(replace(job, ranks=ranks))
     finding = verdict.findings[0]
     assert (verdict.outcome, finding.kind) == ("hang", "rank-stuck")
     assert (finding.culprit_ranks, finding.waiting_ranks) == ((0,), (1,))
     assert (finding.culprit_call_sites[0].line, finding.call_sites[1].line) == (21, 12)
     assert "in init_process_group" in finding.summary
-    assert any("destroy_process_group" in advice for advice in finding.advice)
+    assert any("destroy_process_group" in advice for advice in finding.advice) == has_ddp
 
 
 def test_rank_that_ended_while_another_waits_in_a_later_init_has_exited() -> None:
