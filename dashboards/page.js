@@ -1,5 +1,5 @@
 // The page: unpack and show the documents of its panels, switch pages and theme, keep one rank selected.
-// Whoever serves pages live calls dtprof.update(documents); see dtprof/report/pages/page_documents.py.
+// Whoever serves pages live calls dtprof.update(documents); see dtprof/report/pages/page_panels.py.
 (() => {
   "use strict";
   const root = document.documentElement;

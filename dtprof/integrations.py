@@ -132,7 +132,7 @@ def mark_accelerate(accelerator: Any, optimizer: Any) -> None:
     A step ends where the optimizer steps and gradients are not only accumulated, also where a scaler skips it. The
     phases have the names of the calls: `gather_for_metrics`, `save_state`, `load_state`.
 
-    Args:
+    Parameters:
         accelerator: The `accelerate.Accelerator`.
         optimizer: As `accelerator.prepare` returned it; of several the one that steps last.
     """

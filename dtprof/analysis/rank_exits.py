@@ -65,7 +65,7 @@ def find_end(
 ) -> RankEnd:
     """Return how a rank ended.
 
-    Args:
+    Parameters:
         exit_seen: the exit as the parent process learnt it.
         ended_ns: when the interpreter said that it ended in order; UNKNOWN_NS if it never did.
         has_exception: an exception left the program, which makes Python's status 1.

@@ -46,7 +46,7 @@ class Recorder(Protocol):
     def device_time(self, group: int, taken_ns: int, duration_ns: int, seen_ns: int) -> None:
         """Record how long an operation took on its device.
 
-        Args:
+        Parameters:
             group: id of its process group.
             taken_ns: when the back end accepted it, within the call, on the host clock.
             duration_ns: its duration on the device.

@@ -112,7 +112,7 @@ class Spans:
     ) -> Callable[..., Any] | None:
         """Replace a function of a module or class by one that records a span around it; None where it is missing.
 
-        Args:
+        Parameters:
             owner: the module or class.
             name: name of the function.
             phase: name of the span.

@@ -159,7 +159,7 @@ class Consumption:
     def end_step(self, given_tokens: object = None) -> None:
         """Record tokens and samples of the step that ends now, where they differ from the step before.
 
-        Args:
+        Parameters:
             given_tokens: the tokens of this rank as the program counts them; None: count them by shape.
         """
         try:

@@ -84,9 +84,9 @@ class StackGroup:
 
 
 def read_stacks(document: Mapping[str, Any], ranks: Mapping[int, int]) -> list[RankStack]:
-    """Return the stacks of a document as `launch.stacks` writes it.
+    """Return the stacks of a document as `launch.stack_sampler` writes it.
 
-    Args:
+    Parameters:
         document: facts by pid under `processes`; what is damaged there is skipped.
         ranks: by pid the rank, of the processes wanted.
     """

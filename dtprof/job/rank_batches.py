@@ -1,7 +1,7 @@
 """Several ranks whose records are gone through in one go: of few records most of the time goes into calls.
 
 What each rank gets is what it would get alone; a single rank is a batch of one. Of the second pass there is more side
-by side: analysis/placed_ranks.py.
+by side: analysis/map_reduce/placed_ranks.py.
 """
 
 import functools

@@ -180,7 +180,7 @@ class LiveWindow:
     def __init__(self, run: Path, *, max_steps: int = MAX_STEPS, max_rows: int = MAX_ROWS) -> None:
         """Follow a run directory.
 
-        Args:
+        Parameters:
             run: the run directory.
             max_steps: steps to keep.
             max_rows: records to keep, all ranks together.

@@ -60,7 +60,7 @@ class RankActivities:
     ) -> list[RankActivity]:
         """Return the state of all ranks.
 
-        Args:
+        Parameters:
             growths: of every rank, as a RunFollower gives them.
             exit_of: how a process of a host ended.
             job_has_ended: nothing can come any more.

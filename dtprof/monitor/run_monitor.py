@@ -84,7 +84,7 @@ class Monitor:
     def __init__(self, run: Path, *, summarises: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         """Open the run.
 
-        Args:
+        Parameters:
             run: the run directory.
             summarises: summarise the newest steps; otherwise the caller sets `summary`.
             clock: seconds.
@@ -119,7 +119,7 @@ class Monitor:
     def poll(self, *, summarises: bool = True) -> JobSnapshot:
         """Poll once.
 
-        Args:
+        Parameters:
             summarises: summarise where that is due; with many ranks it takes longest.
 
         Raises:

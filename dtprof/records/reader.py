@@ -109,7 +109,7 @@ class Run:
     def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
         """Read one rank, of a long log only the newest operations; `RankTables.past` counts the rest.
 
-        Args:
+        Parameters:
             of_all: operations to read of all ranks together.
             of_each: operations to read of this rank, at least.
         """
@@ -126,7 +126,7 @@ class Run:
     def index_steps(self, rank: int, *, held: Collection[str], samples: Collection[str]) -> StepIndex | None:
         """Go through the log of a rank's last attempt once, to read it by steps from then on.
 
-        Args:
+        Parameters:
             rank: whose log.
             held: names of samples to keep whose values hold until the next one.
             samples: names of other samples to keep.
@@ -144,7 +144,7 @@ class Run:
     def load_steps(self, rank: int, steps: StepRange) -> RankTables:
         """Read those records of a rank's last attempt that tell of a range of steps.
 
-        Args:
+        Parameters:
             rank: whose records.
             steps: where they lie, by the index of its log.
         """

@@ -68,7 +68,7 @@ class LogFollower:
     ) -> None:
         """Begin at the first record that is there, or later.
 
-        Args:
+        Parameters:
             folder: of the rank.
             rank: global rank.
             attempt: restart attempt.
@@ -259,7 +259,7 @@ class RunFollower:
     ) -> None:
         """Follow a run directory, which may be empty still.
 
-        Args:
+        Parameters:
             run: the run directory.
             boot_id: follow only ranks of the host with this boot id.
             from_end: leave out what ranks that are there at the first poll had recorded.

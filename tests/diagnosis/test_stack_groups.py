@@ -12,7 +12,7 @@ def frame(function: str, line: int, file: str = "/job/train.py") -> dict[str, An
 
 
 def process(*frames: dict[str, Any], thread: str = "MainThread", **facts: Any) -> dict[str, Any]:
-    """Describe a process as `launch.stacks` does; frames innermost first."""
+    """Describe a process as `launch.stack_sampler` does; frames innermost first."""
     return {
         "state": "sleeping",
         "cpu_share": 0.0,

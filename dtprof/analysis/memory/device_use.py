@@ -17,7 +17,7 @@ def measure_use(
 ) -> tuple[GpuUse, ...]:
     """Return how each sampled GPU worked, those of a node by NVML's index.
 
-    Args:
+    Parameters:
         nodes: the samples of the nodes.
         ranks_of: the ranks that compute on a device, by boot of the host and UUID of the device.
     """

@@ -4,7 +4,7 @@ The window of a step runs from the first forward of any stage to the end of the 
 of the window it does not compute. The parts come from replaying the order in which the ranks really acted, without
 messages: with equal times for all stages (schedule), with the mean time of each stage (what that adds is imbalance),
 with the times of each action (jitter). What the real window has beyond that is communication and the host: exposed
-point-to-point. The four parts sum to the bubble; pipeline_replay.py has them. So do the three of when it was: while a
+point-to-point. The four parts sum to the bubble; schedule_replay.py has them. So do the three of when it was: while a
 rank warmed up (before its first gradient), while it drained (after its last forward), and steady, between.
 """
 

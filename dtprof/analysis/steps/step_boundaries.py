@@ -6,7 +6,7 @@ end; ranks that do not meet it have no steps:
 - marks: where the program calls `dtprof.step()`;
 - optimizer: at the end of a burst, a row of optimizer spans with no backward pass started between them;
 - data: where the program asks the data loader for the next batch;
-- operations: where the sequence of operations repeats, at its longest pause (steps_by_operations.py).
+- operations: where the sequence of operations repeats, at its longest pause (step_periods.py).
 
 The first step has no begin and is warm-up; so are the steps after it while they last more than WARM_UP_FACTOR times the
 median of the later half, up to a quarter of all.

@@ -142,7 +142,7 @@ class Attribution:
     def after_import(self, name: str, hook: Callable[[Any], object], defines: tuple[str, ...] = ()) -> None:
         """Hook a module once it is imported; note in the run where this torch lacks a name.
 
-        Args:
+        Parameters:
             defines: what a copy of the module under another name defines, as `Copies` has it; empty: no copy is hooked.
         """
 

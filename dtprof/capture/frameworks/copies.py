@@ -33,7 +33,7 @@ class Copies:
     def seek(self, original: str, defines: tuple[str, ...], hook: Hook) -> None:
         """Call a hook, which must not raise, with each module that defines these names, the original left out.
 
-        Args:
+        Parameters:
             original: name of the module of the framework.
             defines: functions and classes, and attributes of classes as `Class.name`, that the module itself defines.
         """

@@ -48,7 +48,7 @@ def dimension_groups(mesh: Any) -> list[str] | None:
 def _declare(attribution: Attribution, mesh: Any, flattening: threading.local) -> None:
     """Write the entry of a mesh that has its groups, once for equal meshes.
 
-    Args:
+    Parameters:
         flattening: `now` where this thread makes one dimension out of several; newer meshes tell so themselves.
     """
     groups = dimension_groups(mesh)

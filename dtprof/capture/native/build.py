@@ -303,7 +303,7 @@ def take_lock(file: int, path: Path, timeout_s: float) -> None:
 def ensure(schema_header: str, *, timeout_s: float) -> dict[str, str | None]:
     """Return the hook for this interpreter, compiling it if need be; at most one process compiles at a time.
 
-    Args:
+    Parameters:
         schema_header: the constants that the hook is compiled with.
         timeout_s: how long the compiler may take; 0: do not compile.
     """

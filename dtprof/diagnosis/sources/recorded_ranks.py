@@ -28,8 +28,9 @@ MAX_OPERATIONS = 400_000
 """Operations of all ranks together that rules read one by one, the newest of each: memory and time stay bounded."""
 MAX_TAIL, MIN_TAIL = 4096, 256
 MAX_OUTSIDE = 64
-MAX_EXHAUSTIONS = 64
 """Calls on groups that a rank is no member of that rules read, the newest."""
+MAX_EXHAUSTIONS = 64
+"""Ends of data loaders that rules read, the newest."""
 MAX_COLLECTIVES, MIN_COLLECTIVES = 1_500_000, MIN_OF_EACH
 """Operations of all ranks together that are compared in columns, 190 bytes each; and of each rank, at least."""
 LONG_NS = 5_000_000_000

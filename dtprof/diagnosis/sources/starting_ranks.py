@@ -19,7 +19,7 @@ def find_starting(
     """Return the ranks without a record whose processes were seen, with their stacks.
 
     Parameters:
-        documents: the stacks that were taken on each node, as `launch.stacks` writes them; what is damaged is skipped.
+        documents: the stacks taken on each node, as `launch.stack_sampler` writes them; what is damaged is skipped.
         known: ranks that left records.
         world_size: ranks of the job.
     """

@@ -27,7 +27,7 @@ MEMORY_KINDS = {
 def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cpu_s: float) -> list[Metric]:
     """Return all metrics.
 
-    Args:
+    Parameters:
         tally: of the ranks of this node.
         state: of the node.
         shown: ranks that have series of their own.

@@ -1,4 +1,4 @@
-"""Tokens and samples that the job consumes, counted as steps end, by the rules of `analysis.throughput`.
+"""Tokens and samples that the job consumes, counted as steps end, by the rules of `analysis.steps.throughput`.
 
 Ranks that work on the same tokens may be on several nodes: the node of the lowest of them counts, so that nodes add up.
 """

@@ -36,7 +36,7 @@ def render_reading(run: Path, num_ranks: int) -> Group:
 def render_screen(snapshot: JobSnapshot, run: Path, *, height: int, width: int = WIDTH, keys: str = "q quits") -> Group:
     """Return the screen for a terminal of so many lines.
 
-    Args:
+    Parameters:
         moment: what the last poll gave.
         run: the run directory.
         height: lines there are.

@@ -127,7 +127,7 @@ class Feed:
     ) -> None:
         """Open the run.
 
-        Args:
+        Parameters:
             run: the run directory.
             pages: which pages to show of what there is.
             diagnose: says what is wrong with a run.

@@ -114,7 +114,7 @@ def is_run(path: Path) -> bool:
 def make_app(runs: Runs, *, token: str | None) -> Starlette:
     """Return the application.
 
-    Args:
+    Parameters:
         runs: to show.
         token: that requests must have; None on loopback, where the name they ask for must be a local one.
     """

@@ -61,7 +61,7 @@ class NodeSamples:
 def read_node_samples(run: Path, *, max_samples: int | None = None) -> dict[str, NodeSamples]:
     """Return the samples of every sampled node of a run, by the node's name.
 
-    Args:
+    Parameters:
         max_samples: most samples of one node, at even distances.
     """
     samples_by_node = {}

@@ -69,7 +69,7 @@ class Cut:
 def find_newest(files: Sequence[Path], *, of_all: int, of_each: int) -> Cut | None:
     """Return where the wanted operations begin; None where the log holds not much more than these.
 
-    Args:
+    Parameters:
         files: segments of a rank, in order.
         of_all: operations of all ranks of the job together.
         of_each: operations of this rank, at least.
@@ -257,7 +257,7 @@ class _Counter:
     def __init__(self, newest: Array, names: Sequence[str], *, counts_all: bool) -> None:
         """Count what came before the newest operations of a rank.
 
-        Args:
+        Parameters:
             newest: these, as in `count_past`.
             names: of operations and spans, by id.
             counts_all: count the positions of all groups; otherwise of those alone that have no newer operations.

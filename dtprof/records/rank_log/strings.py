@@ -475,7 +475,7 @@ READERS: dict[str, _Reader] = {
 def json_lines(path: Path, problems: list[str], *, known: dict[bytes, Row] | None = None) -> list[Row]:
     """Return the objects of a file of JSON lines; a last line cut short by a kill is no problem.
 
-    Args:
+    Parameters:
         known: cache of decoded lines, which new lines are added to.
     """
     try:

@@ -97,7 +97,7 @@ def assemble_html(
 ) -> str:
     """Return pages as one string.
 
-    Args:
+    Parameters:
         summary: of the run.
         pages: to show.
         documents: their panels.

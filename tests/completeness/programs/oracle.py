@@ -53,7 +53,7 @@ class Oracle:
     def measure(self, section, name, function, refused=None, tensors=1):
         """Run a call or a scenario, and write down how far the counters moved meanwhile.
 
-        Args:
+        Parameters:
             section: what it is listed under.
             name: what it is.
             function: makes it.
