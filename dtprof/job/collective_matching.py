@@ -137,7 +137,7 @@ class RankInstances:
     rows: dict[Channel, Array]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class OperationInstances:
     """All operation instances of a run by channel, each table by sequence number."""
 

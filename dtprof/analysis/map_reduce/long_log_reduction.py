@@ -15,7 +15,7 @@ from dtprof.analysis.communication.collective_table import add_rows
 from dtprof.analysis.communication.communication_sites import add_sites
 from dtprof.analysis.communication.traffic import Tallies, add_lateness, tally_rows
 from dtprof.analysis.map_reduce.long_log_survey import cut_steps
-from dtprof.analysis.map_reduce.rank_sums import RankReduction
+from dtprof.analysis.map_reduce.rank_sums import RankReduction, ReductionLimits
 from dtprof.analysis.map_reduce.reduction_tasks import (
     CollectDetails,
     DetailedReductions,
@@ -63,9 +63,7 @@ class RangeTask(Generic[Found]):
     measured: MeasuredSteps
     pipeline_windows: Mapping[int, Intervals]
     errors: ClockErrors
-    max_bars: int
-    width: int
-    max_hops: int
+    limits: ReductionLimits
     collect: CollectDetails[Found] | None
 
 
@@ -93,16 +91,13 @@ def reduce_by_ranges(
     measured: MeasuredSteps,
     steps: Mapping[int, RankSteps],
     windows: Mapping[int, Intervals],
-    max_bars: int,
-    width: int,
-    max_hops: int,
+    limits: ReductionLimits,
     collect: CollectDetails[Found] | None,
 ) -> DetailedReductions[Found]:
     """Sum up the measured steps of ranks; with details, which are of one range, these steps alone.
 
     Parameters:
         steps: of the ranks. windows: of their pipelines.
-        max_bars, width, max_hops, collect: as of ReductionTask.
     """
     task = RangeTask(
         records=ranges.run,
@@ -113,9 +108,7 @@ def reduce_by_ranges(
         measured=measured,
         pipeline_windows={},
         errors=state_errors(surveys.clocks, surveys.boots),
-        max_bars=max_bars,
-        width=width,
-        max_hops=max_hops,
+        limits=limits,
         collect=collect,
     )
     cut = [(measured.first, measured.last)] if collect is not None else list(_cut(ranges, measured))
@@ -128,7 +121,7 @@ def reduce_by_ranges(
     for (first, _), found in zip(cut, map_tasks(executor, reduce_range, tasks), strict=True):
         for own in found.ranks:
             parts = of_rank.setdefault(own.rank, [])
-            parts.append((_bins_before(first, measured, width), own))
+            parts.append((_bins_before(first, measured, limits.steps_per_bin), own))
             if len(parts) >= JOINED_AT_ONCE:
                 parts[:] = [(0, join_reductions(parts))]
         add_rows(reduced.rows, found.rows)
@@ -144,9 +137,9 @@ def reduce_by_ranges(
     return reduced
 
 
-def _bins_before(first: int, measured: MeasuredSteps, width: int) -> int:
+def _bins_before(first: int, measured: MeasuredSteps, steps_per_bin: int) -> int:
     """Return how many bins of steps lie before those of a range that begins with this step."""
-    return max(0, first - measured.first) // width
+    return max(0, first - measured.first) // steps_per_bin
 
 
 def _cut(ranges: StepRanges, measured: MeasuredSteps) -> Iterator[tuple[int, int]]:
@@ -203,7 +196,7 @@ def _task_of(
         steps=around,
         measured=replace(task.measured, within=(first, last)),
         pipeline_windows={rank: _touching(own, around[rank].windows) for rank, own in windows.items()},
-        max_bars=task.max_bars if is_drawn else 0,
+        limits=task.limits if is_drawn else replace(task.limits, max_bars=0),
     )
 
 
@@ -246,15 +239,13 @@ def reduce_range(task: RangeTask[Found]) -> DetailedReductions[Found]:
             pipeline_windows=task.pipeline_windows,
             instances=instances,
             errors=task.errors,
-            max_bars=task.max_bars,
-            width=task.width,
-            max_hops=task.max_hops,
+            limits=task.limits,
             collect=task.collect,
         )
     )
     reduced.lateness = _tally(instances, own)
     assert task.measured.within is not None
-    before = _bins_before(task.measured.within[0], task.measured, task.width)
+    before = _bins_before(task.measured.within[0], task.measured, task.limits.steps_per_bin)
     reduced.ranks = [
         replace(found, waits=found.waits.since(before)) if found.waits is not None else found for found in reduced.ranks
     ]

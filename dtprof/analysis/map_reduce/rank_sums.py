@@ -114,24 +114,31 @@ class Reductions:
         self.step_parts = add_parts(self.step_parts, others.step_parts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReductionLimits:
+    """What is kept of each rank beside its sums, at most."""
+
+    max_bars: int = 0  # of a step of the timeline; 0: it is not asked for
+    max_hops: int = 0  # operations of the critical path; 0: it is not asked for
+    steps_per_bin: int = 1  # of what is kept bin by bin
+
+
 def reduce_ranks(
     batch: PlacedBatch,
     *,
     measured: MeasuredSteps,
     instances: OperationInstances,
-    max_bars: int,
-    width: int = 1,
+    limits: ReductionLimits,
     errors: ClockErrors = ONE_CLOCK,
-    max_hops: int = 0,
 ) -> tuple[Reductions, Timing]:
     """Sum up the measured steps of ranks; all records of a rank where no steps are measured. Return with it the timing.
 
     Parameters:
-        width: steps a bin, for what is kept bin by bin.
-        max_hops: operations of a rank to keep for the critical path; 0: it is not asked for.
         errors: of the clocks of the ranks against each other.
     """
-    blocked = find_blocked_steps(batch, measured=measured, instances=instances, width=width, errors=errors)
+    blocked = find_blocked_steps(
+        batch, measured=measured, instances=instances, width=limits.steps_per_bin, errors=errors
+    )
     timing, step, chosen, seen = blocked.timing, blocked.step, blocked.chosen, blocked.seen
     apis = [find_apis(rank.placed.tables, rank.placed.operations) for rank in batch.ranks]
     nothing = [None] * len(batch.ranks)
@@ -144,13 +151,13 @@ def reduce_ranks(
         totals = sum_steps(parts, batch.window_bounds)
         paths = (
             collect_paths(
-                batch, timing, blocked.either, max_rows=max_hops, num_steps=measured.last - measured.first + 1
+                batch, timing, blocked.either, max_rows=limits.max_hops, num_steps=measured.last - measured.first + 1
             )
-            if max_hops
+            if limits.max_hops
             else nothing
         )
     phases = sum_steps(partition_phases(batch.windows, batch.phases), batch.window_bounds)
-    bars = collect_bars(batch, timing, limit=max_bars) if max_bars else nothing
+    bars = collect_bars(batch, timing, limit=limits.max_bars) if limits.max_bars else nothing
     serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if measured.known else [{} for _ in batch.ranks]
     buckets = (
         sum_buckets(batch, apis, step=step, chosen=chosen, timing=timing)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from dtprof.analysis.communication.traffic import tally_lateness
 from dtprof.analysis.critical_path.longest_path import MAX_ROWS
 from dtprof.analysis.map_reduce.long_log_reduction import reduce_by_ranges
+from dtprof.analysis.map_reduce.rank_sums import ReductionLimits
 from dtprof.analysis.map_reduce.reduction_tasks import (
     DetailedReductions,
     Found,
@@ -45,9 +46,11 @@ def reduce_run(
     """Sum up the measured steps of the ranks that are surveyed."""
     num_ranks = len(surveys.facts)
     steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(measured)
-    max_bars = _max_bars(num_ranks) if detail.timeline and surveys.one_clock and measured.known else 0
-    width = bin_width(measured.last - measured.first + 1, num_ranks)
-    max_hops = MAX_ROWS // max(1, num_ranks) if detail.critical_path and surveys.one_clock else 0
+    limits = ReductionLimits(
+        max_bars=_max_bars(num_ranks) if detail.timeline and surveys.one_clock and measured.known else 0,
+        max_hops=MAX_ROWS // max(1, num_ranks) if detail.critical_path and surveys.one_clock else 0,
+        steps_per_bin=bin_width(measured.last - measured.first + 1, num_ranks),
+    )
     if surveys.ranges is not None:
         return reduce_by_ranges(
             executor,
@@ -56,17 +59,13 @@ def reduce_run(
             measured=measured,
             steps=steps,
             windows={rank: windows.of(rank) for rank in surveys.ranges.indexes},
-            max_bars=max_bars,
-            width=width,
-            max_hops=max_hops,
+            limits=limits,
             collect=make_collector(list(surveys.ranges.indexes), ()) if make_collector is not None else None,
         )
     tasks = (
         ReductionTask(
             **vars(part.task),
-            max_bars=max_bars,
-            width=width,
-            max_hops=max_hops,
+            limits=limits,
             collect=make_collector(part.ranks, part.channels) if make_collector is not None else None,
         )
         for part in part_ranks(run, surveys, measured=measured, steps=steps, windows=windows)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch, RankTiming, read_placed
-from dtprof.analysis.map_reduce.rank_sums import Reductions, reduce_ranks
+from dtprof.analysis.map_reduce.rank_sums import ReductionLimits, Reductions, reduce_ranks
 from dtprof.analysis.map_reduce.survey import RankRecords, SurveyedRun, Surveys
 from dtprof.analysis.pipeline.bubbles import PipelineWindows
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
@@ -92,11 +92,9 @@ MakeCollector = Callable[[Sequence[int], Sequence[Channel]], CollectDetails[Foun
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionTask(RankTask, Generic[Found]):
-    """A batch of ranks to reduce; the fields are the parameters of `reduce_ranks`."""
+    """A batch of ranks to reduce."""
 
-    max_bars: int
-    width: int
-    max_hops: int
+    limits: ReductionLimits
     collect: CollectDetails[Found] | None  # at details of each rank
 
 
@@ -115,10 +113,8 @@ def reduce_part(task: ReductionTask[Found]) -> DetailedReductions[Found]:
             batch,
             measured=task.measured,
             instances=task.instances,
-            max_bars=task.max_bars,
-            width=task.width,
+            limits=task.limits,
             errors=task.errors,
-            max_hops=task.max_hops,
         )
         reductions.join(found)
         if task.collect is not None:

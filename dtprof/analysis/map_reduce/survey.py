@@ -86,7 +86,7 @@ class StepRanges:
     memory: Mapping[int, RankTables]  # by rank: the samples alone that tell whether memory grows
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Surveys:
     """The results of the first pass, on the clock of the reference host as far as clocks are aligned."""
 
