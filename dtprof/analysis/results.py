@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtprof.analysis.rank_exits import RankEnd
-from dtprof.formatting import format_fraction, format_ns, list_ranks, plural
-from dtprof.job.axes import axis_words
 from dtprof.job.clock_alignment import ClockResult
 from dtprof.records import events
 from dtprof.records.nodes.sampled_lines import HotLine, LateLine
@@ -61,6 +59,11 @@ class Caveat:
     def __str__(self) -> str:
         """Return the sentence, subject first."""
         return f"{self.subject}: {self.reason}" if self.subject else self.reason
+
+
+def phase_words(phase: str) -> str:
+    """Say for people in which phase something is; one of PHASES."""
+    return "outside all phases" if phase == "other" else f"in {phase.replace('_', ' ')}"
 
 
 def exposed_of(parts: Mapping[str, float | None] | None) -> float | None:
@@ -327,12 +330,6 @@ class CallSiteResult:
         """Return for people the operation, with the component that issues it where that says more."""
         return f"{self.op} ({self.api})" if self.api and self.api not in self.op else self.op
 
-    @property
-    def what(self) -> str:
-        """Return for people the operation, its axis and its phase."""
-        phase = "outside all phases" if self.phase == "other" else f"in {self.phase.replace('_', ' ')}"
-        return f"{self.operation} over {axis_words(self.axis)} {phase}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseCommunication:
@@ -396,15 +393,6 @@ class UnevenInput:
     explained: float  # share of the variance of work between the ranks of a step
     gain_ns_per_step: int  # at least, with batches of equal size; of many ranks and steps more, as bins even it out
 
-    @property
-    def words(self) -> str:
-        """Say how unequal it is, and what batches of equal size gain."""
-        return (
-            f"the rank with most {self.quantity} of a step has {self.largest_over_mean:.2f}x the mean of "
-            f"{self.mean_per_step:,.0f}, which explains {format_fraction(self.explained, 0)} of the differences in the "
-            f"work of ranks: with equal {self.quantity} a step takes {format_ns(self.gain_ns_per_step)} less"
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedReductions:
@@ -416,16 +404,6 @@ class RepeatedReductions:
     exposed_ns_per_step: int  # in which they block a rank
     gain_ns_per_step: int  # of this, all but the last of these reductions
     line: CallLine | None = None  # of the backward pass that costs most; None: not known
-
-    @property
-    def words(self) -> str:
-        """Say how often gradients are reduced a step, and what to do about it."""
-        where = f"; {self.line.words}" if self.line else ""
-        return (
-            f"DDP reduces each gradient {self.reductions_per_step} times a step over {axis_words(self.axis)}, once a "
-            f"backward pass, and blocks the program for {format_ns(self.exposed_ns_per_step)}: no_sync() around all "
-            f"backward passes but the last leaves one{where}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -511,9 +489,7 @@ class StragglerResult:
     @property
     def phase_words(self) -> str:
         """Say for people in which phase its work exceeds that of the others most; nothing where that is not known."""
-        if self.phase is None:
-            return ""
-        return "outside all phases" if self.phase == "other" else f"in {self.phase.replace('_', ' ')}"
+        return "" if self.phase is None else phase_words(self.phase)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -678,18 +654,6 @@ class Advice:
     replayed_steps: tuple[int, int] | None = None
     reason: str = ""
 
-    @property
-    def sentence(self) -> str:
-        """Say for people what the change gains and how far that can be trusted, or why none is named."""
-        if self.gain is None or self.interval is None:
-            return f"none: {self.reason}"
-        low, high = self.interval
-        at_most = "at most " if self.is_bound else ""
-        return (
-            f"{self.change}: {at_most}{100 * self.gain:.1f} % shorter steps ({100 * low:.1f} to {100 * high:.1f} %), "
-            f"to {format_ns(self.step_ns)}; replay error {format_fraction(self.replay_error)}"
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
@@ -754,17 +718,6 @@ class Summary:
         return self.clock_error_ns + 2 * self.device.error_ns
 
     @property
-    def clock_words(self) -> str:
-        """Say for people whose times the figures are in."""
-        device = self.device
-        if device.error_ns is None:
-            return "of the host" if any(rank.clock for rank in self.ranks) else "as the other tool took them"
-        all_ranks = len(device.ranks) == len(self.ranks)
-        of = "of the device" if all_ranks else f"of the device on {list_ranks(device.ranks)}, else of the host"
-        lead = "" if device.host_lead_ns is None else f"; the host leads by {format_ns(device.host_lead_ns)}"
-        return f"{of}, off by up to {format_ns(device.error_ns)}{lead}"
-
-    @property
     def part_shares(self) -> dict[str, float | None] | None:
         """Return the share of each part in the steps of all ranks whose steps could be split; None without any.
 
@@ -799,21 +752,3 @@ class Summary:
     def lost_ranks(self) -> tuple[int, ...]:
         """Return the ranks that left no log in any attempt."""
         return tuple(rank for rank in self.missing_ranks if rank not in self.left_out_ranks)
-
-    @property
-    def advice_words(self) -> str:
-        """Return the advice for people, with the steps that were replayed where these are not all measured ones."""
-        if self.advice is None:
-            return ""
-        steps = self.advice.replayed_steps
-        part = f"; steps {steps[0]} to {steps[1]} replayed" if steps is not None and steps != self.steps.used else ""
-        return self.advice.sentence + part
-
-    @property
-    def missing_words(self) -> str:
-        """Say for people how many ranks are missing, and why; nothing where none is."""
-        said = []
-        for ranks, why in ((self.lost_ranks, "left no log"), (self.left_out_ranks, "not in the last attempt")):
-            if ranks:
-                said.append(f"{plural(len(ranks), 'rank')} {why}")
-        return ", ".join(said)

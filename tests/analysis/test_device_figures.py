@@ -5,6 +5,7 @@ import pytest
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.schema import DEVICE_FLAG, FLAG
+from dtprof.report.wording import clock_words
 from tests.builders import MemoryRun, RankBuilder
 
 MS = 1_000_000
@@ -109,7 +110,7 @@ def test_every_figure_says_whose_time_it_is_in(summary: Summary) -> None:
         "device: steps, phases and operations of ranks 0, 1 are timed on the device, off by up to 0 ns; what it waits "
         "for the host counts as host"
     )
-    assert summary.clock_words.startswith("of the device, off by up to 0 ns; the host leads by 2.")
+    assert clock_words(summary).startswith("of the device, off by up to 0 ns; the host leads by 2.")
 
 
 def test_times_of_a_rank_without_a_device_are_the_hosts_and_said_to_be() -> None:
@@ -122,7 +123,7 @@ def test_times_of_a_rank_without_a_device_are_the_hosts_and_said_to_be() -> None
         interval["error_ns"] = 30_000
     summary = summarise(MemoryRun([device, host]))
     assert [rank.clock for rank in summary.ranks] == ["device", "host"]
-    assert summary.clock_words.startswith("of the device on rank 0, else of the host, off by up to 30.0 us")
+    assert clock_words(summary).startswith("of the device on rank 0, else of the host, off by up to 30.0 us")
     assert summary.ranks[1].host_lead_ns is None
     # Two marks of devices may be off either way.
     assert (summary.clock_error_ns, summary.time_error_ns) == (0, 60_000)

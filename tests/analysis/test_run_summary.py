@@ -16,6 +16,7 @@ from dtprof.records.tables import Group, Manifest, ProcessExit, RankTables
 from dtprof.report.documents.summary_json import summary_json
 from dtprof.report.text.summary_markdown import summary_markdown
 from dtprof.report.text.summary_text import summary_text
+from dtprof.report.wording import missing_words
 from tests.builders import START_NS, MemoryRun, RankBuilder, write_run
 
 MS = 1_000_000
@@ -140,7 +141,7 @@ def test_ranks_without_a_log_and_ranks_of_an_earlier_attempt_are_distinguished()
     second[0].attempt = 1
     summary = summarise(MemoryRun([*first[:2], second[0]]))  # rank 1 was in attempt 0, rank 2 nowhere
     assert (summary.missing_ranks, summary.lost_ranks, summary.left_out_ranks) == ((1, 2), (2,), (1,))
-    assert summary.missing_words == "1 rank left no log, 1 rank not in the last attempt"
+    assert missing_words(summary) == "1 rank left no log, 1 rank not in the last attempt"
 
 
 @pytest.mark.parametrize(

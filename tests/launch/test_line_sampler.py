@@ -15,6 +15,7 @@ from dtprof.launch.work_counters import WorkCounters
 from dtprof.records import paths
 from dtprof.records.nodes.sampled_lines import read_hot_lines, read_late_lines
 from dtprof.records.tables import SPAN, RankTables
+from dtprof.report.wording import hot_line_words
 
 SITE = "/usr/lib/python3/site-packages"
 MAIN = "thread (7): MainThread;<module> (/home/me/train.py:30)"
@@ -150,5 +151,5 @@ def test_the_lines_of_the_newest_sampling_of_a_rank_count(tmp_path: Path) -> Non
     (tmp_path / "node-a").mkdir()
     (tmp_path / "node-a" / paths.HOT_LINES).write_text("".join(json.dumps(each) + "\n" for each in rows))
     first, second = read_hot_lines(tmp_path)
-    assert first.words == "a.py:3 in f takes 50 % of the time of rank 0: it computes"
-    assert second.words == "a.py:7 in f takes 25 % of the time of rank 0, mostly in g"
+    assert hot_line_words(first) == "a.py:3 in f takes 50 % of the time of rank 0: it computes"
+    assert hot_line_words(second) == "a.py:7 in f takes 25 % of the time of rank 0, mostly in g"

@@ -16,7 +16,6 @@ from dtprof.analysis.map_reduce.placed_ranks import PlacedBatch
 from dtprof.analysis.results import PHASES, CallLine, CallSiteResult, MessageSizes, PhaseCommunication, Summary
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.columns import number_distinct
-from dtprof.formatting import format_fraction, format_ns
 from dtprof.intervals import Column, Mask, locate
 from dtprof.job.api_names import Apis
 from dtprof.job.axes import purpose_of_operation
@@ -229,18 +228,13 @@ def list_sizes(sums: Sums, *, num_steps: int, num_ranks: int) -> tuple[MessageSi
     return tuple(results)
 
 
-def describe_costliest_line(summary: Summary) -> str:
-    """Say for people which line costs most, and how much; empty where none is known to cost WORTH of a step."""
+def find_costliest_line(summary: Summary) -> tuple[CallSiteResult | None, float]:
+    """Return the site of a known line that costs most, and its share of the steps; None where that is below WORTH."""
     lengths = [rank.step_ns for rank in summary.ranks if rank.step_ns]
     worst = next((site for site in summary.call_sites if site.line is not None), None)
-    if not lengths or worst is None or worst.line is None or not worst.exposed_ns_per_step:
-        return ""
     # A mean of the mean step: the median is a small part of it where few steps are far longer than the rest.
-    share = worst.exposed_ns_per_step * len(lengths) / sum(lengths)
-    if share < WORTH:
-        return ""
-    cost = f"{format_ns(worst.exposed_ns_per_step)} a step ({format_fraction(share, 0)})"
-    return f"{worst.line.words} costs most, {cost}: {worst.what}"
+    share = (worst.exposed_ns_per_step or 0) * len(lengths) / sum(lengths) if worst is not None and lengths else 0.0
+    return (worst, share) if share >= WORTH else (None, 0.0)
 
 
 def _mean(total: int, number: int) -> int | None:

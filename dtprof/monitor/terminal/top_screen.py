@@ -8,12 +8,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.results import RankResult, Summary, exposed_of
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_rate, plural
 from dtprof.monitor.rank_activity import RankActivity
 from dtprof.monitor.run_monitor import JobSnapshot
 from dtprof.report.text.labelled_lines import wrap_text
+from dtprof.report.wording import advice_words, costliest_line_words
 
 WIDTH = 80
 FEWEST_RANKS = 3
@@ -106,12 +106,12 @@ def _advice(summary: Summary | None, width: int) -> list[Text]:
     """Say which change would gain most, or why none is named."""
     if summary is None or summary.advice is None:
         return []
-    return [Text(line, style="cyan") for line in _wrap(f"advice: {summary.advice_words}", width)]
+    return [Text(line, style="cyan") for line in _wrap(f"advice: {advice_words(summary)}", width)]
 
 
 def _costliest_line(summary: Summary | None, width: int) -> list[Text]:
     """Return the line of the program whose communication costs most."""
-    sentence = describe_costliest_line(summary) if summary is not None else ""
+    sentence = costliest_line_words(summary) if summary is not None else ""
     return [Text(line, style="cyan") for line in _wrap(f"call site: {sentence}", width)] if sentence else []
 
 

@@ -44,14 +44,6 @@ class HotLine(SampledLine):
     inner_function: str  # that it mostly is in there
     does: str | None  # what it does there, a clause; None: not known
 
-    @property
-    def words(self) -> str:
-        """Say where it is, which part of the rank's time that takes, and what it does there."""
-        share, name = format_fraction(self.share, 0), self.file.rpartition("/")[2]
-        inner = "" if self.inner_function == self.function else f", mostly in {self.inner_function}"
-        activity = f": {self.does}" if self.does else inner
-        return f"{name}:{self.line} in {self.function} takes {share} of the time of rank {self.rank}{activity}"
-
 
 def read_late_lines(run: Path) -> dict[int, LateLine]:
     """Return the newest sampled line of each late rank; rows that are no such are left out."""

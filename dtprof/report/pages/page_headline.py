@@ -11,6 +11,7 @@ from dtprof.diagnosis.findings import Verdict
 from dtprof.formatting import plural
 from dtprof.report.figures.figure_numbers import format_duration, format_share
 from dtprof.report.text.summary_text import group_words
+from dtprof.report.wording import advice_words, hot_line_words
 
 NOTEWORTHY_SHARE = 0.10
 """A part of less than this share of the step is not worth the headline."""
@@ -68,7 +69,7 @@ def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline
         )
     if largest == "communication":
         return _describe_communication(summary, shares)
-    line = f"; {summary.hot_lines[0].words}" if largest in _WITH_LINES and summary.hot_lines else ""
+    line = f"; {hot_line_words(summary.hot_lines[0])}" if largest in _WITH_LINES and summary.hot_lines else ""
     return Headline(
         verdict="attention",
         label="Attention",
@@ -167,7 +168,7 @@ def _advise(summary: Summary) -> str:
     if summary.advice is None:
         return ""
     reason = summary.advice.reason
-    said = reason if reason == NO_GAIN else f"no change is named: {reason}" if reason else summary.advice_words
+    said = reason if reason == NO_GAIN else f"no change is named: {reason}" if reason else advice_words(summary)
     return said[:1].upper() + said[1:].rstrip(".") + "."
 
 

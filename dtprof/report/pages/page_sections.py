@@ -29,6 +29,7 @@ from dtprof.report.pages.page_tables import (
     text_column,
     unit_column,
 )
+from dtprof.report.wording import clock_words, hot_line_words, input_words, reductions_words
 
 Pages = Sequence[Dashboard]
 MAX_BALANCES = 8
@@ -124,7 +125,7 @@ def render_call_sites(panel: Panel, source: Source, _: Pages) -> Markup:
         number_column("bytes", "size", [row.bytes for row in rows], format_bytes),
         *_time_columns(rows),
     ]
-    repeated = [element("p", f"{row.words}.", class_="label") for row in source.summary.repeated_reductions]
+    repeated = [element("p", f"{reductions_words(row)}.", class_="label") for row in source.summary.repeated_reductions]
     return element("div", render_table(columns, caption=panel.title, definitions=panel.definitions), *repeated)
 
 
@@ -236,7 +237,7 @@ def render_part_bands(panel: Panel, source: Source, _: Pages) -> Markup:
             unit_column(f"{name}_{which}", f"{title} {word}", [getattr(band, which) for band in bands], DURATIONS)
             for which, word in (("p10", "10\u00a0%"), ("median", "median"), ("p90", "90\u00a0%"))
         ]
-    beside = [element("p", f"Hot line: {row.words}.", class_="label") for row in source.summary.hot_lines]
+    beside = [element("p", f"Hot line: {hot_line_words(row)}.", class_="label") for row in source.summary.hot_lines]
     return element("div", render_table(columns, caption=panel.title, definitions=panel.definitions), *beside)
 
 
@@ -244,7 +245,7 @@ def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:
     """List the ranks that others wait for."""
     summary = source.summary
     rows = summary.stragglers
-    beside = [element("p", f"Unequal input: {row.words}.", class_="label") for row in summary.uneven_input]
+    beside = [element("p", f"Unequal input: {input_words(row)}.", class_="label") for row in summary.uneven_input]
     if not rows:
         return element("div", render_nothing(_explain_no_straggler(summary)), *beside)
     columns = [
@@ -295,7 +296,7 @@ def render_measurement(panel: Panel, source: Source, _: Pages) -> Markup:
         ("missing ranks", ", ".join(map(str, summary.missing_ranks)) or "none"),
         ("events", f"{format_count(summary.events)}, {format_count(summary.dropped_events)} dropped"),
         ("recorded time", _or_not_known(summary.wall_ns, format_duration)),
-        ("times", summary.clock_words),
+        ("times", clock_words(summary)),
         ("clock error", _or_not_known(summary.time_error_ns, format_duration)),
         ("recording took, all ranks together", _or_not_known(summary.overhead.capture_ns_total, format_duration)),
         ("a recorded event cost", _or_not_known(summary.overhead.capture_ns_per_event, format_duration)),

@@ -9,7 +9,6 @@ from html import escape
 
 from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
-from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.rank_exits import EndState
 from dtprof.analysis.results import PARTS, Caveat, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural, shorten
@@ -19,6 +18,15 @@ from dtprof.report.text.summary_text import (
     operation_name,
     share_cells,
     waiting_words,
+)
+from dtprof.report.wording import (
+    advice_words,
+    clock_words,
+    costliest_line_words,
+    hot_line_words,
+    input_words,
+    missing_words,
+    reductions_words,
 )
 
 MAX_RANKS = 16
@@ -58,10 +66,10 @@ def _headline(summary: Summary) -> str:
             f"; **{format_ns(spread.median)} a step** (median of steps {first} to {last}; p10 {format_ns(spread.p10)}, "
             f"p90 {format_ns(spread.p90)})"
         )
-    if summary.missing_words:
-        lines[-1] += f"; **{summary.missing_words}**"
+    if missing_words(summary):
+        lines[-1] += f"; **{missing_words(summary)}**"
     if summary.advice is not None and summary.advice.gain is not None:
-        lines += ["", f"**Advice**: {escape(summary.advice_words)}"]
+        lines += ["", f"**Advice**: {escape(advice_words(summary))}"]
     return "\n".join(lines)
 
 
@@ -114,17 +122,17 @@ def _notes(summary: Summary) -> str:
             f"- pipeline: {as_code(pipeline.schedule)}, {pipeline.stages} stages, {pipeline.microbatches} "
             f"microbatches, bubble **{format_fraction(pipeline.bubble_fraction)}**{theory}"
         )
-    lines += [f"- hot line: {as_code(row.words)}" for row in summary.hot_lines[:MAX_HOT_LINES]]
-    costliest = describe_costliest_line(summary)
+    lines += [f"- hot line: {as_code(hot_line_words(row))}" for row in summary.hot_lines[:MAX_HOT_LINES]]
+    costliest = costliest_line_words(summary)
     if costliest:
         lines.append(f"- call site: {as_code(costliest)}")
-    lines += [f"- gradients: {as_code(row.words)}" for row in summary.repeated_reductions[:1]]
+    lines += [f"- gradients: {as_code(reductions_words(row))}" for row in summary.repeated_reductions[:1]]
     for straggler in (summary.stragglers or ())[:3]:
         cause = f": {as_code(straggler.cause)}" if straggler.cause else ""
         cause += f"; sampled {as_code(straggler.sampled.words)}" if straggler.sampled else ""
         cost = f", {waiting_words(straggler, summary.world_size)}" if straggler.blame_ns_per_step else ""
         lines.append(f"- straggler: **rank {straggler.rank}**{cost}{cause}")
-    lines += [f"- input: {row.words}" for row in summary.uneven_input]
+    lines += [f"- input: {input_words(row)}" for row in summary.uneven_input]
     peaks = [(rank.peak_bytes, rank.rank) for rank in summary.ranks if rank.peak_bytes is not None]
     if peaks:
         lines.append(f"- peak memory: {format_bytes(max(peaks)[0])} on rank {max(peaks)[1]}")
@@ -135,7 +143,7 @@ def _notes(summary: Summary) -> str:
     cost = "not known" if share is None else f"{100 * share:.2f} % of a step"
     clock = "not known" if summary.time_error_ns is None else format_ns(summary.time_error_ns)
     if summary.device.ranks:
-        lines.append(f"- times: {summary.clock_words}")
+        lines.append(f"- times: {clock_words(summary)}")
     lines.append(f"- overhead: {cost}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
     return "\n".join(lines)
 

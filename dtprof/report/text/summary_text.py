@@ -11,7 +11,6 @@ from statistics import median
 
 from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis, name_operations
-from dtprof.analysis.communication.communication_sites import describe_costliest_line
 from dtprof.analysis.rank_exits import EndState, RankEnd
 from dtprof.analysis.results import (
     PARTS,
@@ -45,6 +44,15 @@ from dtprof.job.axes import axis_words, purpose_of
 from dtprof.records.events import POINT_TO_POINT
 from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
 from dtprof.report.text.memory_text import capacity_lines, memory_lines
+from dtprof.report.wording import (
+    advice_words,
+    clock_words,
+    costliest_line_words,
+    hot_line_words,
+    input_words,
+    missing_words,
+    reductions_words,
+)
 
 MAX_LINES = 29
 MAX_RANKS = 8
@@ -75,16 +83,16 @@ def summary_text(summary: Summary) -> str:
         *_throughput_lines(summary),
         *_advice_lines(summary),
         *_rank_lines(summary),
-        *(line for row in summary.hot_lines[:MAX_HOT_LINES] for line in labelled("hot line", row.words)),
+        *(line for row in summary.hot_lines[:MAX_HOT_LINES] for line in labelled("hot line", hot_line_words(row))),
         *_collective_lines(by_axis[:MAX_COLLECTIVES]),
         *_call_site_lines(summary),
         *_pipeline_lines(summary.pipeline),
         *_small_message_lines(summary.small_messages),
-        *(line for row in summary.repeated_reductions[:1] for line in labelled("gradients", row.words)),
+        *(line for row in summary.repeated_reductions[:1] for line in labelled("gradients", reductions_words(row))),
         *_serialised_lines(summary),
         *_exchange_lines(summary),
         *_straggler_lines(summary),
-        *(line for row in summary.uneven_input for line in labelled("input", row.words)),
+        *(line for row in summary.uneven_input for line in labelled("input", input_words(row))),
         *_path_lines(summary),
         *memory_lines(summary),
     ]
@@ -124,8 +132,8 @@ def _job_lines(summary: Summary) -> list[str]:
     parts += [f"{format_ns(summary.wall_ns)} recorded"] if summary.wall_ns else []
     lines = [*labelled("job", shorten(command, WIDTH - LABEL)), *labelled("", ", ".join(parts))]
     state = "complete" if summary.complete else "incomplete"
-    if summary.missing_words:
-        state += f": {summary.missing_words}"
+    if missing_words(summary):
+        state += f": {missing_words(summary)}"
     hook = f", {summary.hook} hook" if summary.hook else ""
     lines += labelled("records", f"{plural(summary.events, 'event')}{hook}, {state}")
     if exits := _exits(summary.ranks):
@@ -174,13 +182,13 @@ def _step_lines(summary: Summary) -> list[str]:
             f" to {last}: median {format_ns(spread.median)} (p10 {format_ns(spread.p10)}, p90 {format_ns(spread.p90)})"
         )
     lines = labelled("steps", text)
-    return lines + labelled("times", summary.clock_words) if summary.device.ranks else lines
+    return lines + labelled("times", clock_words(summary)) if summary.device.ranks else lines
 
 
 def _advice_lines(summary: Summary) -> list[str]:
     if summary.advice is None or summary.steps.used is None:
         return []
-    return labelled("advice", summary.advice_words)
+    return labelled("advice", advice_words(summary))
 
 
 def _throughput_lines(summary: Summary) -> list[str]:
@@ -302,7 +310,7 @@ def operation_name(row: AxisCollectives) -> str:
 
 
 def _call_site_lines(summary: Summary) -> list[str]:
-    sentence = describe_costliest_line(summary)
+    sentence = costliest_line_words(summary)
     return labelled("call site", sentence) if sentence else []
 
 

@@ -14,7 +14,9 @@ from dtprof.analysis.whatif.prediction import Prediction, Scenario
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import open_run
 from dtprof.report.text.summary_text import summary_text
+from dtprof.report.wording import advice_words
 from tests.builders import MemoryRun, RankBuilder
+from tests.report.example_summaries import empty_summary
 from tests.synthetic import Job, generate
 
 JOB = Job(dp=4, steps=10, jitter=0.02)
@@ -127,7 +129,7 @@ def test_full_overlap_is_a_bound_that_comes_after_every_real_change() -> None:
     assert found.fix == ("rank=1",)
     alone = state_advice(Prediction(run="run", replay_error=0.0, scenarios=(bound,)))
     assert alone.is_bound
-    assert "at most 30.0 % shorter steps" in alone.sentence
+    assert "at most 30.0 % shorter steps" in advice_words(replace(empty_summary(), advice=alone))
 
 
 def test_the_drawn_step_is_the_replayed_one_without_gaps_on_any_rank(tmp_path: Path) -> None:
