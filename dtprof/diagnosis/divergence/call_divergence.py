@@ -129,3 +129,19 @@ def _find_caller(job: JobState, mine: RankCall, theirs: RankCall) -> Site | None
     here, there = job.place_in_source(a[common]), job.place_in_source(b[common])
     shared = there.branches if there is not None else ()
     return a[common] if here is not None and not set(here.branches) <= set(shared) else None
+
+
+def both_sides(job: JobState, present: dict[int, Operation], culprits: tuple[int, ...]) -> tuple[Operation, Operation]:
+    """Return the calls of one of the others and of one of the culprits, at the lines that tell them apart."""
+    theirs, mine = next(call for rank, call in present.items() if rank not in culprits), present[culprits[0]]
+    if theirs.site is None or mine.site is None:
+        return theirs, mine
+    places = part_sites(job, theirs.site, mine.site)
+    return replace(theirs, site=places[0]), replace(mine, site=places[1])
+
+
+def with_lines(finding: Finding, present: dict[int, Operation]) -> Finding:
+    """Add where the ranks are at the position."""
+    culprits = {rank: operation for rank, operation in present.items() if rank in finding.culprit_ranks}
+    others = {rank: operation for rank, operation in present.items() if rank not in culprits}
+    return replace(finding, call_sites=call_sites(others), culprit_call_sites=call_sites(culprits))

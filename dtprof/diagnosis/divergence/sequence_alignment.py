@@ -95,7 +95,7 @@ def issued_same_collectives(a: RankState, b: RankState, start: tuple[int, int]) 
 def made_extra_call(reference: RankState, rank: RankState) -> bool:
     """Say whether a rank met its peer, since the newest step began, with a call at a line that neither had come to.
 
-    Then it has made a call more, and everything after it is a call apart (step_mismatch.py).
+    Then it has made a call more, and everything after it is a call apart (divergence/shift_detection.py).
     """
     for x, y in _paired_collectives(reference, rank):
         if len(y) and (odd := np.flatnonzero((x["line"] != y["line"]) & (y["step"] == y["step"][-1]))).size:

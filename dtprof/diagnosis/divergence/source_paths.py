@@ -298,3 +298,31 @@ def are_branches_in_loop(job: JobState, a: Site | None, b: Site | None) -> bool:
     """
     here, there = job.place_in_source(a), job.place_in_source(b)
     return here is not None and there is not None and here.in_loop and here.is_other_branch(there)
+
+
+def is_later_in_source(job: JobState, earlier: Operation, later: Operation) -> bool:
+    """Say whether the source comes from the line of one call to that of another in the same round."""
+    place = job.place_in_source(earlier.site)
+    lines = {line for _, line in place.following} if place is not None else set()
+    return later.site is not None and later.site.line in lines and share_function(earlier, later)
+
+
+def take_turns(job: JobState, a: Operation, b: Operation) -> bool:
+    """Say whether conditions on counters of a loop alone lead to one of two lines in a round, and to the other else."""
+    here, there = job.place_in_source(a.site), job.place_in_source(b.site)
+    if here is None or there is None or not here.loops or here.loops[0] != there.loops[0]:
+        return False
+    first, _ = here.loops[0]
+    asked = [[line for line in place.conditions if line > first] for place in (here, there)]
+    return any(asked) and {*asked[0]} <= {*here.counted} and {*asked[1]} <= {*there.counted}
+
+
+def have_roles(job: JobState, a: Operation, b: Operation) -> bool:
+    """Say whether one `if` leads to two lines by more than counters, as by the rank: they may rightly meet."""
+    here, there = job.place_in_source(a.site), job.place_in_source(b.site)
+    is_one_if = here is not None and there is not None and here.is_other_branch(there) and share_function(a, b)
+    return is_one_if and not take_turns(job, a, b)
+
+
+def share_function(a: Operation, b: Operation) -> bool:
+    return a.site is not None and b.site is not None and a.site.shares_function(b.site)

@@ -20,7 +20,7 @@ from dtprof.diagnosis.findings import Finding, at_line
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.diagnosis.rules.step_mismatch import find_apart
+from dtprof.diagnosis.rules.ranks_apart import find_apart
 from dtprof.job.issued_operations import Operation
 from dtprof.job.iteration_pattern import usual_operation
 

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.rules.step_mismatch import find_apart
 from dtprof.diagnosis.verdict import decide
 from dtprof.lint.program_order import SourcePlace
 from dtprof.records import events
@@ -30,15 +28,22 @@ def one_that_makes_up_for_a_call() -> JobState:
     return build_job(averaging(skips=4), exit_status=0, stalled=False)
 
 
-def one_that_skips_a_round() -> JobState:
-    return build_job(skipping_rounds(last=""), exit_status=1)
+def one_that_trains_less() -> JobState:
+    """Return a job that averages 8 times in line 9 to train and 3 times in 20 to validate; rank 0 trains 6 times."""
+    ranks = [RankBuilder(rank, 3, closed=rank == 0) for rank in range(3)]
+    for rank in ranks:
+        calls = [9] * (8 if rank.rank else 6) + [20] * (2 if rank.rank else 3)
+        for i, line in enumerate(calls):
+            end = 100 * i + 9 if i < 9 else None
+            rank.op("all_reduce", 100 * i, end, site=rank.site("all_reduce", line=line), nbytes=8)
+    return build_job(ranks, exit_status=None)
 
 
 def one_a_step_ahead_from_the_start() -> JobState:
     return build_job(averaging(ahead=1), exit_status=0, stalled=False)
 
 
-FAULTY = {"step-mismatch": one_that_makes_up_for_a_call, "rank-skipped-collective": one_that_skips_a_round}
+FAULTY = {"step-mismatch": one_that_makes_up_for_a_call, "rank-skipped-collective": one_that_trains_less}
 SOUND = one_a_step_ahead_from_the_start
 
 
@@ -99,64 +104,6 @@ def test_one_call_at_a_line_of_rank_0_alone_is_no_shift() -> None:
             line = 30 if rank.rank == 0 and step == 4 else 9
             rank.op("all_reduce", 100 * step, 100 * step + 9, site=rank.site("all_reduce", line=line), nbytes=8, step=0)
     assert kinds_after_success(ranks) == []
-
-
-def skipping_rounds(*, last: str) -> list[RankBuilder]:
-    """Return ranks of which rank 2 makes the forward pass of the fourth of 8 rounds, and no more of that round.
-
-    Its steps agree with those of the others, as it made no optimizer step either. At its end it is in the call `last`,
-    or has ended.
-    """
-    ranks = [RankBuilder(rank, 3, closed=rank == 2 and not last) for rank in range(3)]
-    for rank in ranks:
-        step = 0
-        for i in range(8):
-            t = 1000 * i
-            rank.span(events.FORWARD, t, t + 10)
-            if rank.rank == 2 and i == 3:
-                continue
-            ends = i < 7 or rank.rank == 2
-            site = rank.site("Tensor.backward", line=10)
-            rank.op("all_reduce", t + 20, t + 30 if ends else None, step=step, site=site, nbytes=64)
-            if ends:
-                step += 1
-                rank.op("all_reduce", t + 40, t + 50, step=step, site=rank.site("all_reduce", line=20), nbytes=8)
-    if last:
-        rank = ranks[2]
-        rank.op(last, 8000, step=7, site=rank.site(last, line=30), nbytes=0)
-    return ranks
-
-
-def test_a_forward_pass_without_a_step_reveals_a_skipped_iteration_of_a_rank_that_ended() -> None:
-    finding = found_by("step_mismatch", build_job(skipping_rounds(last=""), exit_status=1))[0]
-    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
-    assert {site.line for site in finding.call_sites.values()} == {10}
-
-
-@pytest.mark.parametrize(("ways", "line"), [(((9, "continue"),), 9), (((8, "continue"), (9, "continue")), 10)])
-def test_the_only_branch_past_a_skipped_iteration_is_the_line_of_the_culprit(
-    ways: tuple[tuple[int, str], ...], line: int
-) -> None:
-    place = SourcePlace(in_loop=True, following=frozenset(), loops=((5, 20),), ways_past=ways)
-    job = build_job(skipping_rounds(last=""), exit_status=1, find_place=lambda _, _line: place)
-    finding = found_by("step_mismatch", job)[0]
-    assert (finding.kind, finding.culprit_call_sites[2].line) == ("rank-skipped-collective", line)
-
-
-def test_a_skipped_iteration_is_found_where_the_culprit_waits_in_a_later_call() -> None:
-    finding = found_by("step_mismatch", build_job(skipping_rounds(last="barrier"), exit_status=None))[0]
-    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
-
-
-def test_one_forward_pass_more_means_nothing_in_a_job_that_goes_well() -> None:
-    ranks = [RankBuilder(rank, 3) for rank in range(3)]
-    for rank in ranks:
-        for i in range(8):
-            for extra in range(1 + (rank.rank == 0 and i == 3)):
-                rank.span(events.FORWARD, 1000 * i + 5 * extra, 1000 * i + 5 * extra + 2)
-            site = rank.site("Tensor.backward", line=10)
-            rank.op("all_reduce", 1000 * i + 20, 1000 * i + 30, step=i, site=site, nbytes=64)
-    assert judge(ranks, exit_status=0, stalled=False).outcome == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -311,111 +258,9 @@ def test_an_extra_iteration_before_the_last_call_leaves_the_rank_one_behind() ->
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 5)
 
 
-def rounds_from(start: int, rank: RankBuilder, every: int, function: str = "main") -> None:
-    """Let a rank average gradients in line 30 in each step up to 12, and a state in line 32 every few steps."""
-    for i, step in enumerate(range(start, 12)):
-        t = STEP * i
-        rank.op("all_reduce", t, t + 9, site=rank.site("all_reduce", line=30), step=i, nbytes=8)
-        if step % every == 0:
-            rank.op(
-                "all_reduce",
-                t + 20,
-                t + 29,
-                site=rank.site("all_reduce", line=32, function=function),
-                step=i + 1,
-                nbytes=8,
-            )
-
-
-@pytest.mark.parametrize(
-    ("starts", "in_order", "function", "culprits"),
-    [
-        ((3, 3, 4), True, "main", (2,)),
-        ((3, 4), True, "main", (0, 1)),
-        ((3, 3, 3), True, "main", None),
-        ((3, 3, 4), False, "main", None),
-        ((3, 3, 4), False, "average", (2,)),  # of two functions, steps tell that ranks are apart
-        ((3, 3, 3), False, "average", None),
-    ],
-)
-def test_ranks_that_resumed_at_other_steps_pair_calls_of_other_steps(
-    starts: tuple[int, ...], in_order: bool, function: str, culprits: tuple[int, ...] | None
-) -> None:
-    ranks = [RankBuilder(rank, len(starts)) for rank in range(len(starts))]
-    for rank, start in zip(ranks, starts, strict=True):
-        rounds_from(start, rank, every=3, function=function)
-
-    def place(_: str, line: int) -> SourcePlace:
-        after = frozenset({("all_reduce", 32)}) if line == 30 and in_order else frozenset[tuple[str, int]]()
-        return SourcePlace(in_loop=True, following=after)
-
-    found = find_apart(Case(build_job(ranks, exit_status=1, find_place=place)))
-    assert [(finding.kind, finding.culprit_ranks, finding.seq) for finding in found] == (
-        [] if culprits is None else [("step-mismatch", culprits, 1)]
-    )
-
-
-def taking_turns(begins: tuple[int, ...], *, is_counted: bool, makes_steps: bool) -> list[tuple[tuple[int, ...], int]]:
-    """Return whom the verdict names, and the first line, where `average` is called from lines 12 and 14 by turns."""
-    ranks = [RankBuilder(rank, len(begins)) for rank in range(len(begins))]
-    for rank, begin in zip(ranks, begins, strict=True):
-        for turn in range(begin, begin + 12):
-            t = 100 * turn
-            site = rank.site("all_reduce", line=7, function="average", callers=(("train", 14 if turn % 2 else 12),))
-            rank.op("all_reduce", t, t + 9, site=site, nbytes=8, step=turn - begin if makes_steps else 0)
-
-    def place(_: str, line: int) -> SourcePlace | None:
-        counted, loops, branches = (11,) if is_counted else (), ((10, 14),), ((line, line),)
-        known = SourcePlace(
-            in_loop=True, following=frozenset(), loops=loops, branches=branches, conditions=(11, 5), counted=counted
-        )
-        return known if line in (12, 14) else None
-
-    findings = decide(build_job(ranks, exit_status=0, stalled=False, find_place=place)).findings
-    assert {finding.kind for finding in findings} <= {"step-mismatch"}
-    return [(finding.culprit_ranks, finding.culprit_call_sites[finding.culprit_ranks[0]].line) for finding in findings]
-
-
-@pytest.mark.parametrize("makes_steps", [True, False])
-@pytest.mark.parametrize("is_counted", [True, False])
-def test_branches_that_meet_are_roles_unless_ranks_take_turns_by_a_counter(is_counted: bool, makes_steps: bool) -> None:
-    """As the two models of a GAN, of which rank 1 begins with the other; a condition on the rank is by design."""
-    found = taking_turns((0, 1, 0), is_counted=is_counted, makes_steps=makes_steps)
-    assert found == [((1,), 14)] * is_counted
-    assert not taking_turns((0, 0, 0), is_counted=is_counted, makes_steps=makes_steps)
-
-
-@pytest.mark.parametrize(("begins", "found"), [((0, 1), [((0, 1), 12)]), ((0, 1, 0, 1), [])])
-def test_two_halves_that_take_turns_have_no_culprit(
-    begins: tuple[int, ...], found: list[tuple[tuple[int, ...], int]]
-) -> None:
-    assert taking_turns(begins, is_counted=True, makes_steps=True) == found
-
-
 def test_a_rank_that_left_the_training_early_and_ended_skipped_its_last_rounds() -> None:
-    # Training averages 8 times in line 9, validation 3 times in line 20, which is paired; rank 0 trains 6 times.
-    ranks = [RankBuilder(rank, 3, closed=rank == 0) for rank in range(3)]
-    for rank in ranks:
-        calls = [9] * (8 if rank.rank else 6) + [20] * (2 if rank.rank else 3)
-        for i, line in enumerate(calls):
-            end = 100 * i + 9 if i < 9 else None
-            rank.op("all_reduce", 100 * i, end, site=rank.site("all_reduce", line=line), nbytes=8)
-    finding = found_by("step_mismatch", build_job(ranks, exit_status=None))[0]
+    finding = found_by("step_mismatch", one_that_trains_less())[0]
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (0,), 6)
-
-
-@pytest.mark.parametrize(
-    ("enders", "line", "kind"), [(2, 9, "step-mismatch"), (2, 30, "rank-exited"), (1, 9, "rank-exited")]
-)
-def test_a_rank_one_iteration_ahead_of_most_made_an_extra_one(enders: int, line: int, kind: str) -> None:
-    ranks = [RankBuilder(rank, 3, closed=rank < enders) for rank in range(3)]
-    for rank in ranks:
-        for i in range(5):
-            rank.op("all_reduce", 100 * i, 100 * i + 9, site=rank.site("all_reduce", line=9), nbytes=8)
-        if rank.rank >= enders:
-            rank.op("all_reduce", 600, site=rank.site("all_reduce", line=line), nbytes=8)
-    (finding, *_) = judge(ranks, exit_status=None).findings
-    assert (finding.kind, finding.culprit_ranks) == (kind, (2,) if kind == "step-mismatch" else (*range(enders),))
 
 
 def test_scattered_skips_are_no_extra_calls_where_nothing_counts_iterations() -> None:
