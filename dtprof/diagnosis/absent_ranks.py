@@ -36,6 +36,19 @@ LONG_WORK = (
     "Let it finish, or do not make the others wait: do it before training, share it among the ranks, or raise the "
     "timeout of the group."
 )
+WAITS = (
+    ("torch/distributed/rpc/", "It waits for the answer of an RPC: look at what the worker that serves it waits for."),
+    ("queue.py", "It waits for a queue: look at the thread that fills it, or empties it."),
+    ("multiprocessing/", "It waits for another process: look at whether that lives, and what it waits for."),
+    ("subprocess.py", "It waits for another process: look at whether that lives, and what it waits for."),
+    ("concurrent/futures/", "It waits for a future: look at the thread or process that is to set it."),
+    ("threading.py", "It waits for another thread: look at its stack (dtprof stacks --all-threads)."),
+    ("socket.py", "It waits for a connection: look at the other end."),
+    ("selectors.py", "It waits for a file or connection: look at the other end."),
+    ("torch/utils/data/", "It waits for its data loader: look at the workers, and what they read."),
+)
+"""Where a library function is defined that a rank waits in, and the advice."""
+WAITS_OTHERWISE = "Look at the line it is at: input, a lock, a file, a queue."
 
 
 def absent_finding(
@@ -130,10 +143,11 @@ def _what_it_does(rank: RankState, *, goes_on: bool) -> _Absence:
             Evidence.BUSY,
         )
     seen = rank.interruption is not None or (stack is not None and bool(stack.frames))
+    called = stack.library_call if stack is not None else ""
     return _Absence(
         "rank-stuck",
         "is stuck outside any collective",
-        "Look at the line it is at: input, a lock, a file, a queue.",
+        next((advice for file, advice in WAITS if file in called), WAITS_OTHERWISE),
         0.9 if seen else 0.6,
         Evidence.DIRECT if seen else None,
     )
@@ -185,6 +199,7 @@ def observed_words(rank: RankState) -> str:
     if not stack.frames:
         return f"process state {stack.state}{progress}{phases}; {stack.reason}"
     path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in stack.frames[:4])
+    path = f"{stack.library_call} < {path}" if stack.library_call else path
     share = "" if stack.cpu_share is None else f", {format_fraction(stack.cpu_share, 0)} of a core"
     return f"process state {stack.state}{share}{progress}{phases}; stack: {path}"
 

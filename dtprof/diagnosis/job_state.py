@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtprof.diagnosis.known_errors import is_refused_by_host
 from dtprof.diagnosis.sources.logs.logged_job import LoggedJob
-from dtprof.diagnosis.stack_groups import BUSY, PythonState, RankStack
+from dtprof.diagnosis.stack_groups import BUSY, Frame, PythonState, RankStack
 from dtprof.formatting import format_fraction
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation, RankOperations
@@ -74,6 +74,9 @@ _RAISED = re.compile(r'^  File "(.+)", line (\d{1,9}), in (.+)$', re.MULTILINE)
 """A frame in the text of a traceback of Python."""
 _TORCH = re.compile(r"(^|/)(lib)?(torch|c10|gloo)")
 """Of the path of a file, or of a library: torch, which waits for operations."""
+_OF_DTPROF = re.compile(r"(^|/)dtprof/")
+_IN_PACKAGES = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python[\d.]+)/")
+"""The part of a path before the module of a library."""
 DEVICE_CALL = re.compile(r"(cuda|cu|hip|nccl|rccl|acl|aclrt|ze)[A-Z]\w*$|\w*(Stream|Device|Event|Ctx)Synchronize\w*$")
 """Functions in which the host calls a device: of drivers, runtimes and NCCL."""
 MOVED_BYTES = 1 << 16
@@ -97,6 +100,7 @@ class Stack:
     python_state: PythonState | None = None
     t_ns: int | None = None  # when it was taken
     in_library: bool = False  # the main thread is in a library that is not torch, as of threads, queues or processes
+    library_call: str = ""  # what the program calls of a library, and is in: `rpc_sync (torch/distributed/rpc/api.py)`
 
     @property
     def progress(self) -> tuple[str, ...]:
@@ -518,7 +522,17 @@ def main_stack(seen: RankStack) -> Stack:
         page_faults=seen.page_faults,
         python_state=seen.python_state,
         in_library=bool(inner) and not any(_TORCH.search(frame.file) for frame in inner),
+        library_call=next((_library_words(frame) for frame in reversed(inner) if _is_called(frame)), ""),
     )
+
+
+def _is_called(frame: Frame) -> bool:
+    """Say whether a frame below the user's code is what that calls: no wrapper around it, of dtprof or a decorator."""
+    return frame.line > 0 and not _OF_DTPROF.search(frame.file) and "wrap" not in frame.function.rpartition(".")[2]
+
+
+def _library_words(frame: Frame) -> str:
+    return f"{frame.function} ({_IN_PACKAGES.split(frame.file)[-1]})"
 
 
 def assemble_job(ranks: Iterable[RankState], **job: Any) -> JobState:

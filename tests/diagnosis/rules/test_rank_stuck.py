@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dtprof.diagnosis.absent_ranks import progress_of
-from dtprof.diagnosis.job_state import JobState, Stack
-from dtprof.diagnosis.stack_groups import PythonState
+from dtprof.diagnosis.job_state import JobState, Stack, main_stack
+from dtprof.diagnosis.stack_groups import Frame, PythonState, RankStack, Thread
 from dtprof.diagnosis.verdict import decide
 from dtprof.records import events
 from dtprof.records.schema import FLAG
@@ -276,3 +276,39 @@ def test_ranks_that_join_anew_while_another_is_through_have_not_come_out_of_it()
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-never-joined", (1, 2), (0,))
     assert finding.summary.startswith("Ranks 1, 2 have not come out of init_process_group")
     assert finding.advice[0].startswith("It has joined before: ")
+
+
+@pytest.mark.parametrize(
+    ("frames", "called", "advice"),
+    [
+        (
+            [
+                ("/usr/lib/python3.11/threading.py", "Condition.wait"),
+                ("/usr/lib/python3.11/queue.py", "Queue.get"),
+            ],
+            "Queue.get (queue.py)",
+            "It waits for a queue",
+        ),
+        (
+            [
+                ("/venv/lib/python3.11/site-packages/torch/distributed/rpc/api.py", "rpc_sync"),
+                ("/venv/lib/python3.11/site-packages/torch/distributed/rpc/api.py", "_require.<locals>.wrapper"),
+                ("/src/dtprof/capture/frameworks/attribution.py", "Attribution.wrapped.<locals>.wrapped"),
+            ],
+            "rpc_sync (torch/distributed/rpc/api.py)",
+            "It waits for the answer of an RPC",
+        ),
+        ([], "", "Look at the line it is at"),
+    ],
+)
+def test_what_a_stuck_rank_calls_of_a_library_is_evidence_and_decides_the_advice(
+    frames: list[tuple[str, str]], called: str, advice: str
+) -> None:
+    own = Frame(file="/home/me/train.py", line=21, function="train")
+    threads = [Thread(name="MainThread", frames=(*(Frame(file=f, line=9, function=name) for f, name in frames), own))]
+    stack = main_stack(RankStack(rank=0, pid=1, state="sleeping", cpu_share=0.0, threads=tuple(threads)))
+    assert stack.library_call == called
+    job = idle_in("sleeping")
+    (finding,) = found_by("rank_stuck", replace(job, ranks=job.ranks | {0: replace(job.ranks[0], stack=stack)}))
+    assert finding.advice[0].startswith(advice)
+    assert f"stack: {f'{called} < ' if called else ''}train (/home/me/train.py:21)" in finding.evidence[0]
