@@ -23,11 +23,12 @@ import numpy as np
 
 from dtprof.records import events, paths, schema, tables
 from dtprof.records.axis_names import axis_of
+from dtprof.records.manifest import Manifest
 from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.rank_log import device_durations
 from dtprof.records.sites import Label, Site
-from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Group, Manifest, ProcessExit, RankTables, ThreadException
+from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Group, ProcessExit, RankTables, ThreadException
 
 START_NS = 1_000_000_000
 WALL_CLOCK_NS = 1_790_000_000_000_000_000

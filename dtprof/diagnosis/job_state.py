@@ -19,6 +19,7 @@ from dtprof.job.issued_operations import Operation, RankOperations
 from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.job.wait_graph import Wait, find_waits
 from dtprof.lint.program_order import SourcePlace
+from dtprof.records.manifest import Manifest
 from dtprof.records.nodes.exit_records import STOPPING_SIGNALS
 from dtprof.records.oom_victims import OomVictim
 from dtprof.records.sites import Site, site_of_stack
@@ -28,7 +29,6 @@ from dtprof.records.tables import (
     EarlyUse,
     ExceptionRecord,
     Group,
-    Manifest,
     OptimizerAge,
     OutOfMemory,
     Pipeline,

@@ -24,7 +24,8 @@ from dtprof.job.group_collectives import COMPARED, Numbers, compare_columns, mix
 from dtprof.job.groups import GroupId, identify_groups
 from dtprof.job.world_size import resolve_world_size
 from dtprof.records import codes, events
-from dtprof.records.tables import Array, Manifest, RankTables, join, select
+from dtprof.records.manifest import Manifest
+from dtprof.records.tables import Array, RankTables, join, select
 
 BEFORE, AFTER = 1024, 512
 """Positions of a group on which is decided, around the first that differs."""

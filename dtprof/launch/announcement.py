@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dtprof import settings
+from dtprof.records import writer
 
 ATTEMPTS = 3
 
@@ -40,7 +41,7 @@ def _announce(environment: Mapping[str, str]) -> Path | None:
         return None  # another user could write here, and so load code into the job
     _remove_stale(place)
     variables = {name: value for name, value in environment.items() if name.startswith("DTPROF_")}
-    file = place / f"{os.getpid()}-{start_ticks(os.getpid())}.json"
+    file = place / f"{os.getpid()}-{writer.start_ticks(os.getpid())}.json"
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps(variables), encoding="utf-8")
     draft.replace(file)
@@ -55,21 +56,12 @@ def withdraw(file: Path | None) -> None:
             file.parent.rmdir()
 
 
-def start_ticks(pid: int) -> int:
-    """Return when a process started, in ticks since boot: pid and start identify a process for ever.
-
-    Raises:
-        OSError: there is no such process.
-    """
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-
-
 def _remove_stale(place: Path) -> None:
     """Remove the announcements of launchers that were killed."""
     for file in place.iterdir():
         pid, _, started = file.stem.partition("-")
         try:
-            is_alive = started.isdigit() and start_ticks(int(pid)) == int(started)
+            is_alive = started.isdigit() and writer.start_ticks(int(pid)) == int(started)
         except (OSError, ValueError):
             is_alive = False
         if not is_alive:

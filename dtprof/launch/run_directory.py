@@ -11,14 +11,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import psutil
 
 from dtprof import __version__
 from dtprof.errors import DiskFullError, OutputError
-from dtprof.launch import always_on, announcement, gpu_sampler, interpreter
+from dtprof.launch import always_on, gpu_sampler, interpreter
 from dtprof.records import paths, schema, writer
+from dtprof.records.manifest import read_manifest
 from dtprof.records.run_files import Place, is_written_by_dtprof
 
 LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
@@ -59,26 +60,10 @@ def output_error(path: Path, error: OSError) -> OutputError:
     return kind(f"{path} cannot be written to ({error.strerror}); give a directory that can with -o DIR")
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the object in run.json of a directory; an empty one where it holds none.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    try:
-        document = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8"))
-    except ValueError:
-        document = None
-    return document if isinstance(document, dict) else {}
-
-
 def taken_error(path: Path) -> OutputError:
     """Return the error for a directory that is not empty."""
-    try:
-        document = read_manifest(path)
-    except OSError:
-        document = {}
-    if document.get("ended_realtime_ns") == 0:
+    manifest = read_manifest(path)
+    if manifest.started_realtime_ns and not manifest.ended_realtime_ns:
         return OutputError(
             f"{path} holds a run that has not ended; give another directory, --join on every host where it is one job "
             "of several, or --force to replace what was left by a launcher that is gone"
@@ -195,7 +180,7 @@ class RunManifest(LauncherDocument):
             "boot_id": writer.boot_id(),
             "job": job,
             "launcher_pid": os.getpid(),
-            "launcher_start_ticks": announcement.start_ticks(os.getpid()),
+            "launcher_start_ticks": writer.start_ticks(os.getpid()),
             "started_monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         }
         super().__init__(path / paths.MANIFEST, fields)
@@ -213,11 +198,8 @@ class JoinedLauncher(LauncherDocument):
 
 def version_remark(path: Path) -> str | None:
     """Return a sentence where another version of dtprof has created a run that this one joins."""
-    try:
-        begun = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8"))["dtprof_version"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # it is being written, or damaged: readers say so
-    if begun == __version__:
+    begun = read_manifest(path).dtprof_version
+    if begun in (__version__, ""):  # empty: it is being written, or damaged: readers say so
         return None
     return f"this launcher is of dtprof {__version__}, the run that it joins of {begun}: install one version"
 

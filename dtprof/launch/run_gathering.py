@@ -17,6 +17,7 @@ from dtprof.launch import run_directory
 from dtprof.launch.run_joining import OF_RENDEZVOUS
 from dtprof.records import paths, writer
 from dtprof.records.file_copies import link_or_copy
+from dtprof.records.manifest import read_document
 from dtprof.records.rank_processes import newest_header
 
 if TYPE_CHECKING:
@@ -63,7 +64,13 @@ def read_node_run(run: "Run") -> NodeRun:
     """Read the header of every rank in the run of one launcher."""
     folders = {(rank, number): folder for rank, attempts in run.folders.items() for number, folder in attempts}
     headers = {key: header for key, folder in folders.items() if (header := newest_header(folder)) is not None}
-    return NodeRun(given=run.name, path=run.path, document=run.job_facts, folders=folders, headers=headers)
+    return NodeRun(
+        given=run.name,
+        path=run.path,
+        document=read_document(run.path / paths.MANIFEST),
+        folders=folders,
+        headers=headers,
+    )
 
 
 def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:

@@ -8,12 +8,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dtprof import launchers
 from dtprof.errors import OutputError, UsageError
-from dtprof.launch import announcement, clock_probes, run_directory
+from dtprof.launch import clock_probes, run_directory
 from dtprof.records import paths, writer
+from dtprof.records.manifest import Manifest, read_manifest
 
 CLAIM = ".launcher"
 SAME_JOB = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMIX_NAMESPACE",), ("MASTER_ADDR", "MASTER_PORT"))
@@ -64,7 +64,7 @@ def enter(path: Path, *, force: bool, join: bool, job: str | None) -> bool:
             if _claim(path):
                 return True
             _wait_for_manifest(path)
-        _check(path, run_directory.read_manifest(path), join=join, job=job)
+        _check(path, read_manifest(path), join=join, job=job)
         (path / paths.node_folder_name(writer.host_name())).mkdir(exist_ok=True)
     except OSError as error:
         raise run_directory.output_error(path, error) from error
@@ -79,12 +79,13 @@ def _is_running_run_of_this_job(path: Path, job: str | None) -> bool:
     """
     if not (path / paths.MANIFEST).is_file():
         return False
-    document = run_directory.read_manifest(path)
-    if document.get("ended_realtime_ns") != 0 or not _is_running(path, document):
+    manifest = read_manifest(path)
+    if _is_over(manifest) or not _is_running(path, manifest):
         return False
-    if job is None or document.get("job") != job:
+    if job is None or manifest.job != job:
+        process = f"process {manifest.starter.pid}" if manifest.starter else "an unknown process"
         raise OutputError(
-            f"{path} holds a run that is still recorded (by process {document.get('launcher_pid')}); --force replaces "
+            f"{path} holds a run that is still recorded (by {process}); --force replaces "
             "what has ended: end that job, or give another directory"
         )
     return True
@@ -117,35 +118,34 @@ def _wait_for_manifest(path: Path) -> None:
         time.sleep(POLL_EVERY_S)
 
 
-def _check(path: Path, document: dict[str, Any], *, join: bool, job: str | None) -> None:
+def _check(path: Path, manifest: Manifest, *, join: bool, job: str | None) -> None:
     """Refuse to join a run of another job, or one that has ended."""
-    if document.get("ended_realtime_ns") != 0:
+    if _is_over(manifest):
         raise OutputError(f"{path} holds a run that has ended; give another directory, or --force to replace it")
     if join:
         return
-    if document.get("job") != job:
+    if manifest.job != job:
         raise OutputError(
-            f"{path} holds the run of another job ({document.get('job')}; this one is {job}): "
+            f"{path} holds the run of another job ({manifest.job}; this one is {job}): "
             "give another directory, or --join where it is the same job all the same"
         )
-    if not _is_running(path, document):
+    if not _is_running(path, manifest):
         raise OutputError(
             f"{path} holds a run whose launcher does not answer: give another directory, or --force to replace it; "
             "--join where the launcher does run and UDP between the hosts is closed"
         )
 
 
-def _is_running(path: Path, document: dict[str, Any]) -> bool:
+def _is_over(manifest: Manifest) -> bool:
+    """Say whether a run has ended, or is none that a launcher began."""
+    return bool(manifest.ended_realtime_ns) or not manifest.started_realtime_ns
+
+
+def _is_running(path: Path, manifest: Manifest) -> bool:
     """Say whether the launcher that created a run still runs: as a process of this host, or its clock answers."""
-    if document.get("boot_id") == writer.boot_id():
-        pid, started = document.get("launcher_pid"), document.get("launcher_start_ticks")
-        try:
-            if isinstance(pid, int) and announcement.start_ticks(pid) == started:
-                return True
-        except (OSError, ValueError):
-            pass  # it has ended, or runs in another PID namespace
-    started_ns = document.get("started_realtime_ns")
-    is_new = isinstance(started_ns, int) and abs(time.time_ns() - started_ns) < NEW_RUN_S * 1e9
+    if manifest.is_running():
+        return True  # else it has ended, or runs on another host or in another PID namespace
+    is_new = abs(time.time_ns() - manifest.started_realtime_ns) < NEW_RUN_S * 1e9
     deadline_s = time.monotonic() + ANSWER_WAIT_S * is_new
     while (address := clock_probes.read_address(path)) is None or clock_probes.measure(address, rounds=1) is None:
         if time.monotonic() >= deadline_s:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from dtprof.records import codes, events, paths, reader, tables
+from dtprof.records.manifest import Manifest
 from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.rank_log.segments import by_time, last_time
 from dtprof.records.run_follower import Growth, RunFollower
-from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables, ids_named, join, select
+from dtprof.records.tables import Array, NodeMemory, ProcessExit, RankTables, ids_named, join, select
 
 MAX_STEPS = 50
 """Steps kept behind the newest one of any rank."""

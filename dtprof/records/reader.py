@@ -16,6 +16,7 @@ import numpy as np
 
 from dtprof.errors import NotARunError
 from dtprof.records import paths, remote, schema, tables
+from dtprof.records.manifest import Manifest, parse_manifest
 from dtprof.records.nodes.exit_records import ExitRecords
 from dtprof.records.nodes.host_clocks import HostClock, host_clocks
 from dtprof.records.nodes.node_memory import read_node_memory
@@ -40,7 +41,7 @@ from dtprof.records.rank_log.strings import Strings, int_or_0, json_lines, names
 from dtprof.records.rank_log.thread_origins import place_threads
 from dtprof.records.replicas import ReplicaProcess, describe_replicas, separate_replicas
 from dtprof.records.run_cache import MOST_BYTES, RankCache
-from dtprof.records.tables import Array, Manifest, NodeMemory, Past, ProcessExit, RankTables
+from dtprof.records.tables import Array, NodeMemory, Past, ProcessExit, RankTables
 
 MIN_OF_EACH = 1024
 """Operations of each rank to read, at least, where only the newest are read."""
@@ -55,7 +56,6 @@ class Run:
     manifest: Manifest
     folders: dict[int, list[tuple[int, Path]]]  # rank -> (attempt, folder), ascending
     processes: tuple[dict[str, Any], ...]  # one document for each interpreter that imported torch
-    job_facts: dict[str, Any]  # run.json as it stands
     exit_records: ExitRecords  # exits and stacks of processes
     mismatches: tuple[dict[str, Any], ...] = ()  # reported while the job ran
     problems: tuple[str, ...] = ()
@@ -208,7 +208,7 @@ class Run:
         folders = {rank: [(number, path.absolute()) for number, path in self.folders[rank]] for rank in ranks}
         lacking = self.lacking and self.lacking.of(path.name for attempts in folders.values() for _, path in attempts)
         ranges = self.ranges and {rank: self.ranges[rank] for rank in folders}
-        nothing: dict[str, Any] = {"exit_records": ExitRecords(), "processes": (), "job_facts": {}, "problems": ()}
+        nothing: dict[str, Any] = {"exit_records": ExitRecords(), "processes": (), "problems": ()}
         return dataclasses.replace(self, folders=folders, lacking=lacking, ranges=ranges, **nothing)
 
     def only_steps(self, ranges: Mapping[int, StepRange]) -> "Run":
@@ -319,7 +319,7 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str 
                 of_node[process_exit.pid] = (*of_node.get(process_exit.pid, ()), process_exit)
         mismatches += json_lines(node / paths.MISMATCHES, problems)
         stacks[node.name] = _read_document(node / paths.STACKS, problems) or {}
-    manifest = _manifest(document)
+    manifest = parse_manifest(document or {})
     if replicas > 1:
         cannot_tell = (*manifest.cannot_tell, describe_replicas(replicas, folders))
         manifest = dataclasses.replace(manifest, cannot_tell=cannot_tell, replicas=replicas)
@@ -328,7 +328,6 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str 
         manifest=manifest,
         folders=folders,
         processes=tuple(processes),
-        job_facts=document or {},
         exit_records=ExitRecords(exits=exits, stacks=stacks),
         mismatches=tuple(mismatches),
         problems=tuple(problems),
@@ -416,31 +415,6 @@ def _read_document(file: Path, problems: list[str]) -> dict[str, Any] | None:
         return {}
     refuse_newer(document.get("format_version"), file)
     return document
-
-
-def _manifest(document: dict[str, Any] | None) -> Manifest:
-    fields = document or {}
-    settings = fields.get("settings")
-    status = fields.get("exit_status")
-    imported = fields.get("imported")
-
-    def words(name: str) -> tuple[str, ...]:
-        value = fields.get(name)
-        return tuple(map(str, value)) if isinstance(value, list) else ()
-
-    return Manifest(
-        command=words("command"),
-        started_realtime_ns=int_or_0(fields.get("started_realtime_ns")),
-        ended_realtime_ns=int_or_0(fields.get("ended_realtime_ns")),
-        exit_status=status if isinstance(status, int) else None,
-        stopped_on_hang=fields.get("stopped_on_hang") is True,
-        hosts=words("hosts"),
-        dtprof_version=str(fields.get("dtprof_version", "")),
-        settings={str(k): str(v) for k, v in settings.items()} if isinstance(settings, dict) else {},
-        notes=words("notes"),
-        imported=str(imported.get("format", "")) if isinstance(imported, dict) else "",
-        cannot_tell=words("cannot_tell"),
-    )
 
 
 def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:

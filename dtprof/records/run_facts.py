@@ -3,7 +3,6 @@
 `.verdict.json` holds the outcome that `dtprof run` or `dtprof diagnose` found, so that a list need not diagnose.
 """
 
-import json
 import os
 import pwd
 import re
@@ -13,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.records import paths, writer
+from dtprof.records.manifest import MOST_BYTES, Manifest, read_document, read_manifest
 from dtprof.records.nodes.exit_records import is_stop
 
-MOST_BYTES = 1 << 20
-"""Of a manifest or a verdict: what is larger, dtprof did not write."""
 RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, UNKNOWN = "running", "cut-off", "ended", "stopped", "unknown"
 VERDICTS = ("healthy", "slow", "risk", "crash", "hang", UNKNOWN)
 OUTCOMES = (RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, *VERDICTS)
@@ -56,19 +54,18 @@ def read_facts(run: Path, name: str, *, is_alive: bool) -> RunFacts:
     Raises:
         OSError: the folder cannot be read.
     """
-    document, verdict = read_document(run / paths.MANIFEST), read_document(run / paths.VERDICT)
+    manifest, verdict = read_manifest(run), read_document(run / paths.VERDICT)
     ranks = {found[0] for entry in os.scandir(run) if (found := paths.parse_rank_folder(entry.name))}
-    hosts, command, status = document.get("hosts"), document.get("command"), document.get("exit_status")
     return RunFacts(
         name=name,
         user=user_name(run.lstat().st_uid),
-        hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),
-        command=" ".join(map(str, command)) if isinstance(command, list) else "",
-        started_ns=_time(document.get("started_realtime_ns")),
-        ended_ns=_time(document.get("ended_realtime_ns")),
-        exit_status=status if isinstance(status, int) else None,
+        hosts=manifest.hosts,
+        command=" ".join(manifest.command),
+        started_ns=manifest.started_realtime_ns,
+        ended_ns=manifest.ended_realtime_ns,
+        exit_status=manifest.exit_status,
         num_ranks=len(ranks),
-        outcome=_outcome(run, document, verdict, is_alive=is_alive),
+        outcome=_outcome(run, manifest, verdict, is_alive=is_alive),
         summary=str(verdict.get("summary", "")),
         nbytes=disk_bytes(run),
     )
@@ -81,19 +78,6 @@ def write_verdict(run: Path, outcome: str, summary: str) -> None:
         OSError: the run cannot be written to.
     """
     writer.write_json(run / paths.VERDICT, {"schema": 1, "outcome": outcome, "summary": summary})
-
-
-def read_document(file: Path) -> Mapping[str, Any]:
-    """Return the object in a JSON file; an empty one where there is none, or it is no file that dtprof wrote."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            document = json.loads(os.read(descriptor, MOST_BYTES))
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def disk_bytes(folder: Path) -> int:
@@ -118,24 +102,24 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def _outcome(run: Path, document: Mapping[str, Any], verdict: Mapping[str, Any], *, is_alive: bool) -> str:
-    has_ended = bool(_time(document.get("ended_realtime_ns")))
-    if not _time(document.get("started_realtime_ns")):
+def _outcome(run: Path, manifest: Manifest, verdict: Mapping[str, Any], *, is_alive: bool) -> str:
+    has_ended = bool(manifest.ended_realtime_ns)
+    if not manifest.started_realtime_ns:
         return UNKNOWN  # no manifest that dtprof wrote
     if is_alive and not has_ended:
         return RUNNING
     if verdict.get("outcome") in OUTCOMES:
         return str(verdict["outcome"])
-    if document.get("stopped_on_hang") or document.get("hang_detected_ns") is not None:
+    if manifest.stopped_on_hang or manifest.hang_detected_ns is not None:
         return "hang"
-    status = document.get("exit_status")
+    status = manifest.exit_status
     if not has_ended:
         # Without a launcher (`import dtprof.auto`) nobody writes an end: parents may have seen their children's.
-        statuses = _exit_statuses(run) if document.get("started_by") else set()
+        statuses = _exit_statuses(run) if manifest.is_without_launcher else set()
         if not statuses:
-            return UNKNOWN if document.get("started_by") else CUT_OFF
+            return UNKNOWN if manifest.is_without_launcher else CUT_OFF
         status = next(iter(statuses - {0}), 0)
-    if not isinstance(status, int):
+    if status is None:
         return UNKNOWN
     if is_stop(status):
         return ENDED_BY_SIGNAL
@@ -152,7 +136,3 @@ def _exit_statuses(run: Path) -> set[int]:
             continue
         statuses |= {int(found) for found in re.findall(rb'"status": ?(-?\d{1,4})\b', data)}
     return statuses
-
-
-def _time(value: object) -> int:
-    return value if isinstance(value, int) and 0 < value < 1 << 63 else 0

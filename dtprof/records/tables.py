@@ -473,7 +473,6 @@ class NodeMemory:
     most_used_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The facts that `dtprof run` wrote about the whole job; empty for a run without them."""
 

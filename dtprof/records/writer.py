@@ -90,6 +90,15 @@ def append_line(path: Path, entry: Mapping[str, object]) -> int:
         os.close(descriptor)
 
 
+def start_ticks(pid: int) -> int:
+    """Return when a process started, in ticks since boot: pid and start identify a process for ever.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+
+
 def write_json(path: Path, document: Mapping[str, object], *, is_private: bool = False) -> None:
     """Write a JSON file as `write_whole` does."""
     write_whole(path, (json.dumps(document, indent=1, default=str) + "\n").encode(), is_private=is_private)

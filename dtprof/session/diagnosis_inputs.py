@@ -1,6 +1,5 @@
 """Kinds of the paths given to `dtprof diagnose`, by their content: runs, Flight Recorder dumps, plain logs."""
 
-import json
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dtprof.diagnosis.sources.logs.log_files import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
 from dtprof.formatting import plural
 from dtprof.records import paths, remote
+from dtprof.records.manifest import read_manifest
 from dtprof.records.run_files import Place, is_written_by_dtprof
 
 HEAD_BYTES = 1 << 20
@@ -101,12 +101,9 @@ def _refuse_imported_dumps(path: Path) -> None:
     Raises:
         NotARunError: it is one.
     """
-    try:
-        held = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8")).get("imported")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return  # no run, or a damaged one, of which its reader tells
-    if isinstance(held, dict) and held.get("format") == "Flight Recorder":
-        files = [str(file) for file in held["files"]] if isinstance(held.get("files"), list) else []
+    manifest = read_manifest(path)
+    if manifest.imported == "Flight Recorder":
+        files = manifest.imported_files
         given = " ".join(files[:2]) + (" ..." if len(files) > 2 else "")
         raise NotARunError(
             f"{path} was imported from Flight Recorder dumps and does not hold how the job stood; expected the dumps "

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtprof.errors import OutputError, UsageError
-from dtprof.records import paths, run_facts, writer
+from dtprof.records import paths, writer
+from dtprof.records.manifest import read_document, read_manifest
 
 TOKEN_FILE = ".collect-token"
 MOST_CONNECTIONS = 4096
@@ -81,14 +82,14 @@ def send_runs(runs: Sequence[Path], target: str, *, say: Callable[[str], None]) 
 
     problems: list[str] = []
     for run in _runs_in(runs):
-        state = run_facts.read_document(run / paths.SENT)
+        state = read_document(run / paths.SENT)
         if state.get("is_complete") and state.get("target") == target:
             continue
         sink = collect_target.make_sink(target)
         card = run_sender.new_card(
             run,
             is_named=bool(state.get("is_named", False)),
-            job=state.get("job") if state else run_facts.read_document(run / paths.MANIFEST).get("job"),
+            job=state.get("job") if state else read_manifest(run).job,
             joins=bool(state.get("joins", False)),
             host=str(state.get("host") or _host(run)),
         )
@@ -120,8 +121,7 @@ def _runs_in(given: Sequence[Path]) -> list[Path]:
 
 
 def _host(run: Path) -> str:
-    hosts = run_facts.read_document(run / paths.MANIFEST).get("hosts")
-    return str(hosts[0]) if isinstance(hosts, list) and hosts else writer.host_name()
+    return next(iter(read_manifest(run).hosts), writer.host_name())
 
 
 def _token(store: Path) -> tuple[str, str]:

@@ -10,15 +10,14 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from dtprof.errors import NotARunError
-from dtprof.launch import announcement
-from dtprof.records import paths, remote, run_facts, writer
+from dtprof.records import paths, remote, run_facts
+from dtprof.records.manifest import read_manifest
 from dtprof.records.run_facts import RUNNING, RunFacts
 
 VERSION = 1
@@ -184,27 +183,18 @@ def _stamp(path: str) -> str:
 
 def _read(path: Path, name: str) -> tuple[RunFacts, bool]:
     """Return the facts of a run, and whether they stay as they are until its manifest changes."""
-    document = run_facts.read_document(path / paths.MANIFEST)
-    is_alive, is_sure = _is_alive(path, document)
+    is_alive, is_sure = _is_alive(path)
     facts = run_facts.read_facts(path, name, is_alive=is_alive)
     return facts, facts.outcome != RUNNING and (is_sure or bool(facts.ended_ns))
 
 
-def _is_alive(path: Path, document: Mapping[str, Any]) -> tuple[bool, bool]:
+def _is_alive(path: Path) -> tuple[bool, bool]:
     """Say whether the launcher of a run may still run, and whether that is sure."""
-    started_by = document.get("started_by")
-    if isinstance(started_by, list) and len(started_by) == 3:
-        pid, ticks, boot_id = started_by
-    else:
-        pid, ticks = document.get("launcher_pid"), document.get("launcher_start_ticks")
-        boot_id = document.get("boot_id")
-    if boot_id != writer.boot_id() or not isinstance(pid, int):
-        idle_s = time.time() - _last_written_s(path)
-        return idle_s < QUIET_S, idle_s > FORGOTTEN_S
-    try:
-        return announcement.start_ticks(pid) == ticks, True
-    except (OSError, ValueError):
-        return False, True
+    is_running = read_manifest(path).is_running()
+    if is_running is not None:
+        return is_running, True
+    idle_s = time.time() - _last_written_s(path)
+    return idle_s < QUIET_S, idle_s > FORGOTTEN_S
 
 
 def _last_written_s(path: Path) -> float:

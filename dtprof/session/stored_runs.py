@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dtprof.errors import DtprofError
 from dtprof.records import paths, run_facts
+from dtprof.records.manifest import read_document, read_manifest
 from dtprof.records.run_facts import RunFacts
 from dtprof.session.run_index import RunFilter, RunIndex
 
@@ -59,8 +60,8 @@ def diagnose_new(store: Path, wanted: RunFilter) -> list[str]:
 
 def keep_verdict(run: Path, verdict: "Verdict") -> None:
     """Keep a verdict in its run for lists, where the run has ended and can be written to."""
-    document = run_facts.read_document(run / paths.MANIFEST)
-    if document and (document.get("ended_realtime_ns") or document.get("started_by")):
+    manifest = read_manifest(run)
+    if manifest.ended_realtime_ns or manifest.is_without_launcher:
         with suppress(OSError):
             run_facts.write_verdict(run, verdict.outcome, verdict.faults[0].summary if verdict.faults else "")
 
@@ -106,4 +107,4 @@ def remove(store: Path, runs: Sequence[RunFacts]) -> list[str]:
 
 
 def _has_verdict(run: Path) -> bool:
-    return bool(run_facts.read_document(run / paths.VERDICT))
+    return bool(read_document(run / paths.VERDICT))

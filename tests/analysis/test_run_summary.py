@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from dtprof.analysis.results import PARTS, PHASES, Caveat, StragglerResult, Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records import paths, schema, tables
+from dtprof.records.manifest import Manifest
 from dtprof.records.reader import open_run
-from dtprof.records.tables import Group, Manifest, ProcessExit, RankTables
+from dtprof.records.tables import Group, ProcessExit, RankTables
 from dtprof.report.documents.summary_json import summary_json
 from dtprof.report.text.summary_markdown import summary_markdown
 from dtprof.report.text.summary_text import summary_text

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from dtprof.analysis.run_summary import summarise
-from dtprof.records import schema
+from dtprof.records import paths, schema
+from dtprof.records.manifest import read_document
 from dtprof.records.reader import open_run
 from dtprof.session.run_diagnosis import diagnose_run
 from tests import jobs
@@ -79,7 +80,7 @@ def test_full_disk_ends_the_recording_and_not_the_job(small_disk: Path, tmp_path
     assert tables.truncated
     assert tables.problems == ()
     assert len(tables.operations) + len(tables.spans) == schema.SEGMENT_CAPACITY
-    assert run.job_facts["truncated"] is True
+    assert read_document(run.path / paths.MANIFEST)["truncated"] is True
     assert any("truncated" in line or "disk" in line for line in map(str, summarise(run).cannot_tell))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dtprof.cli.main import main
-from dtprof.launch import announcement
 from dtprof.records import paths, remote, run_facts, writer
 from dtprof.session.run_index import RunFilter, RunIndex
 from dtprof.session.run_retention import Policy
@@ -62,7 +61,7 @@ def test_outcomes_follow_from_manifest_exits_and_verdict(tmp_path: Path, capsys:
     put(tmp_path, "hung-up", exit_status=-1)
     put(tmp_path, "hang", stopped_on_hang=True, exit_status=-15)
     put(tmp_path, "cut-off", ended_realtime_ns=0, exit_status=None, boot_id=writer.boot_id(), launcher_pid=1 << 22)
-    own = {"boot_id": writer.boot_id(), "launcher_pid": pid, "launcher_start_ticks": announcement.start_ticks(pid)}
+    own = {"boot_id": writer.boot_id(), "launcher_pid": pid, "launcher_start_ticks": writer.start_ticks(pid)}
     put(tmp_path, "running", ended_realtime_ns=0, exit_status=None, **own)
     run_facts.write_verdict(put(tmp_path, "slow"), "slow", "rank 1 is slow")
     auto = {"ended_realtime_ns": 0, "exit_status": None, "started_by": started_by}

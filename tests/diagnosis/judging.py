@@ -14,8 +14,9 @@ from dtprof.diagnosis.sources.logs.log_reader import read_logs
 from dtprof.diagnosis.sources.recorded_ranks import rank_state
 from dtprof.diagnosis.verdict import decide
 from dtprof.records import events
+from dtprof.records.manifest import Manifest
 from dtprof.records.schema import FLAG
-from dtprof.records.tables import Manifest, ProcessExit
+from dtprof.records.tables import ProcessExit
 from tests.builders import START_NS, RankBuilder
 from tests.golden.commands import unpack
 

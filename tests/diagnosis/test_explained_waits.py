@@ -9,7 +9,8 @@ from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import RankState, assemble_job
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
-from dtprof.records.tables import Manifest, ProcessExit
+from dtprof.records.manifest import Manifest
+from dtprof.records.tables import ProcessExit
 
 FIRST, AGAIN = (GroupId.of("team", range(4), instance=instance) for instance in (0, 1))
 

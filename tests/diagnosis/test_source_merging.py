@@ -11,8 +11,9 @@ from dtprof.diagnosis.sources.flight_recorder.dump_tables import ArgumentTable
 from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
 from dtprof.diagnosis.sources.logs.log_reader import read_logs
 from dtprof.diagnosis.verdict import decide
+from dtprof.records.manifest import Manifest
 from dtprof.records.schema import FLAG
-from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Manifest, ProcessExit
+from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, ProcessExit
 from dtprof.session.job_diagnosis import diagnose
 from tests.builders import RankBuilder
 from tests.diagnosis import log_texts as texts

@@ -22,7 +22,8 @@ from dtprof.cli.main import COMMANDS
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.rules import KINDS, ORDER
 from dtprof.launch import run_directory
-from dtprof.records import run_facts, schema_page
+from dtprof.records import paths, run_facts, schema_page
+from dtprof.records.manifest import read_document
 from dtprof.records.sites import Site
 from dtprof.records.tables import Group
 from dtprof.report.documents.check_json import check_json
@@ -213,6 +214,6 @@ def test_page_of_the_run_on_disk_is_up_to_date() -> None:
 def test_every_key_of_the_manifest_is_listed(tmp_path: Path) -> None:
     page = load("docs/reference/run_format.md").text.partition("## run.json")[2].partition("\n## ")[0]
     run_directory.RunManifest(tmp_path, ["train"], {})
-    keys = {*run_directory.read_manifest(tmp_path), *run_directory.JobEndFields.__annotations__}
+    keys = {*read_document(tmp_path / paths.MANIFEST), *run_directory.JobEndFields.__annotations__}
     assert len(keys) > 15
     assert [key for key in keys if f"`{key}`" not in page] == []

@@ -13,6 +13,7 @@ import pytest
 from dtprof import settings
 from dtprof.errors import OutputError, UsageError
 from dtprof.launch import announcement, injection, interpreter
+from dtprof.records import writer
 from dtprof.records.reader import open_run
 from tests import jobs
 
@@ -163,7 +164,7 @@ def test_folder_that_others_may_write_to_is_not_believed(jobs_folder: Path) -> N
 def test_words_of_launchers_that_were_killed_are_forgotten(jobs_folder: Path) -> None:
     jobs_folder.mkdir(mode=0o700)
     dead = [jobs_folder / f"{2**22 + 1}-5.json", jobs_folder / f"{os.getppid()}-1.json", jobs_folder / "rubbish"]
-    alive = jobs_folder / f"{os.getppid()}-{announcement.start_ticks(os.getppid())}.json"
+    alive = jobs_folder / f"{os.getppid()}-{writer.start_ticks(os.getppid())}.json"
     for file in [*dead, alive]:
         file.write_text("{}")
     file = announcement.announce({})

@@ -56,7 +56,7 @@ def test_directory_with_anything_in_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_directory_of_a_run_that_goes_on_is_refused_with_the_way_to_join_it(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"ended_realtime_ns": 0}')
+    (tmp_path / "run.json").write_text('{"started_realtime_ns": 1, "ended_realtime_ns": 0}')
     with pytest.raises(
         OutputError, match="has not ended; give another directory, --join on every host where it is one"
     ):

@@ -18,11 +18,12 @@ from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.job.world_size import resolve_world_size
+from dtprof.records.manifest import Manifest
 from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.rank_log.step_index import StepIndex
 from dtprof.records.reader import Run
-from dtprof.records.tables import Group, Manifest, NodeMemory, ProcessExit, RankTables
+from dtprof.records.tables import Group, NodeMemory, ProcessExit, RankTables
 
 
 class RankRecords(Protocol):

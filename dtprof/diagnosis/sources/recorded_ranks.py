@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,15 +94,9 @@ def _read_part(task: _Task) -> list[RankRead]:
     return [_read(_as_hung(load(rank, task.attempt), task.stopped)) for rank in task.ranks]
 
 
-def stopped_on_hang_ns(job_facts: Mapping[str, Any]) -> int | None:
-    """Return when the hang was detected for which dtprof stopped the job; None where it did not."""
-    hang = job_facts.get("hang_detected_ns")
-    return hang if job_facts.get("stopped_on_hang") and isinstance(hang, int) else None
-
-
 def _stop_of(run: Run) -> tuple[str, int] | None:
-    stopped_ns = stopped_on_hang_ns(run.job_facts)
-    return (str(run.job_facts.get("boot_id")), stopped_ns) if stopped_ns is not None else None
+    stopped_ns = run.manifest.stopped_on_hang_ns
+    return (run.manifest.boot_id, stopped_ns) if stopped_ns is not None else None
 
 
 def _as_hung(tables: RankTables, stopped: tuple[str, int] | None) -> RankTables:

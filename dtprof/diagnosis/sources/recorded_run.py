@@ -16,7 +16,7 @@ from dtprof.diagnosis.job_state import main_stack
 from dtprof.diagnosis.sources.device_health import find_device_health
 from dtprof.diagnosis.sources.link_rates import find_link_rates
 from dtprof.diagnosis.sources.program_source import ProgramSource
-from dtprof.diagnosis.sources.recorded_ranks import RankRead, stopped_on_hang_ns
+from dtprof.diagnosis.sources.recorded_ranks import RankRead
 from dtprof.diagnosis.sources.starting_ranks import find_starting
 from dtprof.diagnosis.sources.waiting_launchers import find_earlier, find_rendezvous, find_unwaiting
 from dtprof.diagnosis.stack_groups import read_stacks
@@ -42,7 +42,6 @@ from dtprof.records.nodes.node_reader import (
     newest_samples,
     silent_hosts,
 )
-from dtprof.records.oom_victims import read_oom_victims
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
 NO_SAMPLES = np.zeros(0, np.int64), np.zeros(0)
@@ -95,8 +94,7 @@ def collect(
         host: what this host knows of the processes.
         find_stragglers: finds those of the run, where a rule needs them; None: they are not looked for.
     """
-    job_facts = run.job_facts
-    same_boot = job_facts.get("boot_id") == host.boot_id
+    same_boot = run.manifest.boot_id == host.boot_id
     ranks, problems, last_ns = [], list(run.problems), 0
     declared: dict[int, int] = {}
     attempt = newest_attempt(run.folders)
@@ -140,11 +138,11 @@ def collect(
         progress=progress,
         stop=stop,
         silent_s=silent_s,
-        stopped_on_hang_ns=stopped_on_hang_ns(job_facts),
-        oom_kills=job_facts.get("oom_kills") if isinstance(job_facts.get("oom_kills"), int) else 0,
+        stopped_on_hang_ns=run.manifest.stopped_on_hang_ns,
+        oom_kills=run.manifest.oom_kills,
         find_stragglers=find_stragglers,
-        host_oom_kills=kills if isinstance(kills := job_facts.get("host_oom_kills"), int) else 0,
-        oom_victims=tuple(read_oom_victims(job_facts.get("oom_victims"))),
+        host_oom_kills=run.manifest.host_oom_kills,
+        oom_victims=run.manifest.oom_victims,
         find_memory_use=functools.cache(lambda: _find_memory_use(run, ranks, boots)),
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_links=functools.cache(lambda: find_link_rates(run.path, {rank.host for rank in ranks})),
@@ -233,7 +231,7 @@ def _find_stop(
     stop = find_stop(ranks, last_seen)
     if stop is not None and stop.by_kill:
         hung = any(map(_is_blocked, ranks)) and (stop.had_stalled or _was_reported_hung(run, ranks))
-        return stop if hung and not run.job_facts.get("oom_kills") else None
+        return stop if hung and not run.manifest.oom_kills else None
     return stop
 
 
@@ -288,8 +286,8 @@ def _is_stalled(
 
 def _was_reported_hung(run: reader.Run, ranks: list[facts.RankState]) -> bool:
     """Say whether `dtprof run` reported a hang and no rank made progress after it."""
-    detected_ns = run.job_facts.get("hang_detected_ns")
-    return isinstance(detected_ns, int) and all(rank.moments[-1:] <= (detected_ns,) for rank in ranks)
+    detected_ns = run.manifest.hang_detected_ns
+    return detected_ns is not None and all(rank.moments[-1:] <= (detected_ns,) for rank in ranks)
 
 
 def _is_blocked(rank: facts.RankState) -> bool:

@@ -27,7 +27,8 @@ from dtprof.launch.collector.sinks import (
     UnknownLauncherError,
 )
 from dtprof.launch.launcher_thread import NICENESS, LauncherThread
-from dtprof.records import paths, run_facts, schema, writer
+from dtprof.records import paths, schema, writer
+from dtprof.records.manifest import read_document
 from dtprof.records.run_files import FileKind, kind_of
 
 EVERY_S = 2.0
@@ -387,7 +388,7 @@ class CollectThread:
 
 def new_card(run: Path, *, is_named: bool, job: str | None, joins: bool, host: str) -> LauncherCard:
     """Return what a launcher says of itself; the number that it chose lies in the run, for those who send the rest."""
-    state = run_facts.read_document(run / paths.SENT)
+    state = read_document(run / paths.SENT)
     launcher = state.get("launcher")
     return LauncherCard(
         launcher=launcher if isinstance(launcher, str) else secrets.token_hex(16),

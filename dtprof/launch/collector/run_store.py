@@ -22,6 +22,7 @@ from typing import Any
 from dtprof.launch.collector.sinks import LauncherCard
 from dtprof.launch.run_gathering import launcher_file, merge_manifests, write_launcher
 from dtprof.records import paths, run_facts, schema, writer
+from dtprof.records.manifest import read_document
 from dtprof.records.rank_log import archive
 from dtprof.records.run_files import RUN_NAME, FileKind, kind_of
 
@@ -149,11 +150,11 @@ class RunStore:
                 self._take_up(path)
 
     def _take_up(self, path: Path) -> None:
-        document = run_facts.read_document(path / paths.COLLECTED)
+        document = read_document(path / paths.COLLECTED)
         run = KeptRun(path=path, job=document.get("job"))
         for file in path.glob(OF_LAUNCHER.format("*")):
             try:
-                launcher = SendingLauncher(**run_facts.read_document(file))
+                launcher = SendingLauncher(**read_document(file))
             except TypeError:  # cut off while it was written
                 continue
             run.launchers[launcher.id] = launcher

@@ -26,8 +26,8 @@ from dtprof.monitor.run_monitor import describe_damage
 from dtprof.monitor.web.page_feed import Feed
 from dtprof.monitor.web.run_list import RunEntry, render_run_list, render_trouble
 from dtprof.records import paths
+from dtprof.records.manifest import Manifest
 from dtprof.records.reader import open_run
-from dtprof.records.tables import Manifest
 from dtprof.report.pages import html_file
 
 COOKIE = "dtprof-token"

@@ -9,8 +9,8 @@ from dtprof.diagnosis.job_state import JobState, RendezvousWait, assemble_job
 from dtprof.diagnosis.sources.waiting_launchers import find_earlier, find_rendezvous, find_unwaiting
 from dtprof.diagnosis.verdict import decide
 from dtprof.records import paths
+from dtprof.records.manifest import Manifest
 from dtprof.records.nodes.node_samples import Sample, SampleFile
-from dtprof.records.tables import Manifest
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job
 

@@ -23,9 +23,10 @@ from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import ChannelEnd, LazyOperations, Operation, RankCollectives
 from dtprof.job.world_size import resolve_world_size
 from dtprof.records import codes
+from dtprof.records.manifest import Manifest
 from dtprof.records.schema import DTYPES
 from dtprof.records.sites import Site
-from dtprof.records.tables import Array, Group, Manifest, select
+from dtprof.records.tables import Array, Group, select
 
 STALE_NS = 3600 * 10**9
 MOVING_NS = 10 * 10**9

@@ -9,8 +9,9 @@ from dtprof.diagnosis.sources.logs.log_facts import MAX_RANK, Exit, Facts, Order
 from dtprof.diagnosis.sources.logs.logged_job import ABORTED, LoggedJob, ranks_by_process, simple_type, view
 from dtprof.formatting import plural
 from dtprof.job.world_size import resolve_world_size
+from dtprof.records.manifest import Manifest
 from dtprof.records.nodes.exit_records import BY_SHELL, is_stop
-from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Manifest, ProcessExit
+from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, ProcessExit
 
 TIMED_OUT = (
     *("gloo-timeout", "barrier-missed", "barrier-waits", "store-key", "store-barrier", "store-clients", "stuck"),
