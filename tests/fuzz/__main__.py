@@ -1,7 +1,8 @@
 """Fuzz one reader: `python -m tests.fuzz TARGET [--inputs N] [--seed S] [--keep DIR]`; a traceback is a fault.
 
 Inputs that reach new branches of dtprof become seeds of others (atheris, libFuzzer). An input that breaks the reader,
-takes longer than a minute or more than 1 GB ends the command, with the input on disk. Exit status 0: all were survived.
+takes longer than a minute or more than 1 GB ends the command, with the input below .make/fuzz/. Exit status 0: all were
+survived.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from tests.fuzz.comparisons import pass_arrays_by
 SLOWEST_S = 60
 """By the clock on the wall, on a machine that may be busy."""
 MEMORY_MB = 1024
+BROKEN = Path(__file__).parents[2] / ".make" / "fuzz"
+"""Where inputs that break a reader are kept."""
 
 
 def main() -> None:
@@ -32,6 +35,7 @@ def main() -> None:
         "--keep", type=Path, help="keep inputs that reach new branches in this directory, and begin there"
     )
     arguments = parser.parse_args()
+    BROKEN.mkdir(parents=True, exist_ok=True)
     _go_on_in_a_child()
     target: Target = TARGETS[arguments.target]
     os.environ.pop("DTPROF_RUN_DIR", None)
@@ -76,7 +80,7 @@ def fuzz(target: Target, folder: Path, corpus: Path, words: Path, *, inputs: int
 
     options = [
         *(sys.argv[0], str(corpus), f"-runs={inputs}", f"-seed={seed}", f"-max_len={target.max_bytes}"),
-        *(f"-timeout={SLOWEST_S}", f"-rss_limit_mb={MEMORY_MB}", f"-artifact_prefix={Path.cwd()}/fuzz-"),
+        *(f"-timeout={SLOWEST_S}", f"-rss_limit_mb={MEMORY_MB}", f"-artifact_prefix={BROKEN}/"),
         *(["-dict=" + str(words)] if target.words else []),
         "-print_final_stats=1",
     ]
