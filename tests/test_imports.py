@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import dtprof
+from dtprof.cli.main import COMMANDS
 from tests.import_table import FLOORS, PAGE, refresh, shown
 
 REPOSITORY = Path(__file__).parents[1]
@@ -167,9 +168,7 @@ def test_importing_dtprof_loads_nothing_heavy() -> None:
     assert loaded & {"torch", "plotly", "numpy", "psutil", "pynvml"} == set()
 
 
-@pytest.mark.parametrize(
-    "command", ["", "run", "summary", "report", "diagnose", "compare", "check", "lint", "overhead", "inject", "demo"]
-)
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_loads_nothing_heavy(command: str) -> None:
     loaded = loaded_by("dtprof", *filter(None, [command]), "--help")
     assert loaded & {"torch", "plotly", "numpy", "psutil", "pynvml"} == set()

@@ -36,12 +36,10 @@ def segment_header(
     hook: int,
     torch_version: str,
     dtprof_version: str,
-    segment: int = 0,
-    dropped: int = 0,
 ) -> bytes:
-    """Return the first bytes of a segment of this process, clocks read now."""
+    """Return the first bytes of the first segment of this process, clocks read now."""
     return schema.pack_header(
-        segment=segment,
+        segment=0,
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
@@ -50,7 +48,7 @@ def segment_header(
         tap=hook,
         opened_monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         opened_realtime_ns=time.clock_gettime_ns(time.CLOCK_REALTIME),
-        dropped=dropped,
+        dropped=0,
         host=host_name(),
         boot_id=boot_id(),
         torch_version=torch_version,

@@ -44,10 +44,9 @@ def diagnose_run(
     path: Path,
     engine: Engine = IN_THIS_PROCESS,
     *,
-    summary: "Summary | None" = None,
     beside: Sequence[JobState] = (),
 ) -> Verdict:
-    """Return the verdict on a run directory; stragglers are looked for by the engine, or are those of its summary.
+    """Return the verdict on a run directory; the engine looks for stragglers.
 
     Facts of other sources about the same job (`beside`) are joined with the records before the rules read them.
 
@@ -55,11 +54,10 @@ def diagnose_run(
         NotARunError: the path holds no run.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    known = _known_stragglers(summary)
     opened = open_run(path, engine)
     with executor_for(engine, opened) as executor:
         run = at_hand(opened, executor)
-        return diagnose_opened(run, known or (lambda: _search(run, executor)), executor, beside=beside)
+        return diagnose_opened(run, lambda: _search(run, executor), executor, beside=beside)
 
 
 def diagnose_running(
@@ -85,11 +83,8 @@ def diagnose_running(
     """
     run = replace(reader.open_run(path), counts=counts)
     newest = CALM_OPERATIONS if goes_well else recorded_ranks.MAX_OPERATIONS
-    return diagnose_opened(run, _known_stragglers(summary), newest=newest, is_stalled=is_stalled)
-
-
-def _known_stragglers(summary: "Summary | None") -> Callable[[], facts.Stragglers] | None:
-    return None if summary is None else lambda: stragglers_of(summary)
+    find_stragglers = None if summary is None else lambda: stragglers_of(summary)
+    return diagnose_opened(run, find_stragglers, newest=newest, is_stalled=is_stalled)
 
 
 def diagnose_opened(

@@ -49,10 +49,7 @@ def diagnose_new(store: Path, wanted: RunFilter) -> list[str]:
         if facts.summary or facts.outcome not in UNDIAGNOSED or _has_verdict(store / facts.name):
             continue
         try:
-            verdict = diagnose_run(store / facts.name, IN_THIS_PROCESS)
-            run_facts.write_verdict(
-                store / facts.name, verdict.outcome, verdict.faults[0].summary if verdict.faults else ""
-            )
+            _write(store / facts.name, diagnose_run(store / facts.name, IN_THIS_PROCESS))
         except (DtprofError, OSError) as error:
             problems.append(f"{facts.name}: {error}")
     return problems
@@ -63,7 +60,11 @@ def keep_verdict(run: Path, verdict: "Verdict") -> None:
     manifest = read_manifest(run)
     if manifest.ended_realtime_ns or manifest.is_without_launcher:
         with suppress(OSError):
-            run_facts.write_verdict(run, verdict.outcome, verdict.faults[0].summary if verdict.faults else "")
+            _write(run, verdict)
+
+
+def _write(run: Path, verdict: "Verdict") -> None:
+    run_facts.write_verdict(run, verdict.outcome, verdict.faults[0].summary if verdict.faults else "")
 
 
 def measure_steps(store: Path, wanted: RunFilter) -> tuple[list[RunFacts], list[str]]:
