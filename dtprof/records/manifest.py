@@ -26,6 +26,7 @@ class JobStarter(NamedTuple):
 class Manifest:
     """The facts that `dtprof run` wrote about the whole job; empty for a run without them."""
 
+    format_version: int = 0
     command: tuple[str, ...] = ()
     started_realtime_ns: int = 0
     ended_realtime_ns: int = 0  # 0: still running, or dtprof itself was killed
@@ -63,6 +64,16 @@ class Manifest:
             return False
 
 
+def is_run(path: Path) -> bool:
+    """Say whether a path is a run directory, also one whose run.json is gone."""
+    try:
+        return path.is_dir() and (
+            (path / paths.MANIFEST).is_file() or any(paths.parse_rank_folder(child.name) for child in path.iterdir())
+        )
+    except OSError:
+        return False
+
+
 def read_manifest(run: Path) -> Manifest:
     """Read run.json of a run; what is missing or damaged is unknown."""
     return parse_manifest(read_document(run / paths.MANIFEST))
@@ -86,6 +97,7 @@ def parse_manifest(fields: Mapping[str, Any]) -> Manifest:
     settings, imported, job = fields.get("settings"), fields.get("imported"), fields.get("job")
     source = imported if isinstance(imported, dict) else {}
     return Manifest(
+        format_version=_int(fields.get("format_version")) or 0,
         command=_words(fields.get("command")),
         started_realtime_ns=_time(fields.get("started_realtime_ns")),
         ended_realtime_ns=_time(fields.get("ended_realtime_ns")),

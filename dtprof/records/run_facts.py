@@ -6,15 +6,21 @@
 import os
 import pwd
 import re
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtprof.records import paths, writer
+from dtprof.records import paths, schema, writer
 from dtprof.records.manifest import MOST_BYTES, Manifest, read_document, read_manifest
 from dtprof.records.nodes.exit_records import is_stop
 
+QUIET_S = 60.0
+"""After which a job of another host no longer counts as running: its launcher samples the node every second."""
+FORGOTTEN_S = 86_400.0
+"""After which it is not looked at again."""
 RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, UNKNOWN = "running", "cut-off", "ended", "stopped", "unknown"
 VERDICTS = ("healthy", "slow", "risk", "crash", "hang", UNKNOWN)
 OUTCOMES = (RUNNING, CUT_OFF, ENDED, ENDED_BY_SIGNAL, *VERDICTS)
@@ -71,6 +77,15 @@ def read_facts(run: Path, name: str, *, is_alive: bool) -> RunFacts:
     )
 
 
+def find_launcher(path: Path) -> tuple[bool, bool]:
+    """Say whether the launcher of a run may still run, and whether that is sure."""
+    is_running = read_manifest(path).is_running()
+    if is_running is not None:
+        return is_running, True
+    idle_s = time.time() - _last_written_s(path)
+    return idle_s < QUIET_S, idle_s > FORGOTTEN_S
+
+
 def write_verdict(run: Path, outcome: str, summary: str) -> None:
     """Keep the outcome of a diagnosis in the run.
 
@@ -104,8 +119,8 @@ def user_name(uid: int) -> str:
 
 def _outcome(run: Path, manifest: Manifest, verdict: Mapping[str, Any], *, is_alive: bool) -> str:
     has_ended = bool(manifest.ended_realtime_ns)
-    if not manifest.started_realtime_ns:
-        return UNKNOWN  # no manifest that dtprof wrote
+    if not manifest.started_realtime_ns or manifest.format_version > schema.FORMAT_VERSION:
+        return UNKNOWN  # no manifest that this dtprof can read
     if is_alive and not has_ended:
         return RUNNING
     if verdict.get("outcome") in OUTCOMES:
@@ -124,6 +139,15 @@ def _outcome(run: Path, manifest: Manifest, verdict: Mapping[str, Any], *, is_al
     if is_stop(status):
         return ENDED_BY_SIGNAL
     return "crash" if status else ENDED
+
+
+def _last_written_s(path: Path) -> float:
+    """Return when a launcher of a run last wrote to it, by the clock of the file system."""
+    newest = 0.0
+    for file in (path / paths.MANIFEST, *paths.node_files(path, paths.SAMPLES)):
+        with suppress(OSError):
+            newest = max(newest, file.lstat().st_mtime)
+    return newest
 
 
 def _exit_statuses(run: Path) -> set[int]:

@@ -9,7 +9,7 @@ from dtprof.diagnosis.sources.logs.log_files import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
 from dtprof.formatting import plural
 from dtprof.records import paths, remote
-from dtprof.records.manifest import read_manifest
+from dtprof.records.manifest import is_run, read_manifest
 from dtprof.records.run_files import Place, is_written_by_dtprof
 
 HEAD_BYTES = 1 << 20
@@ -64,11 +64,6 @@ def sort_inputs(given: Iterable[Path]) -> DiagnosisInputs:
     if not (runs or dumps or logs):
         raise NotARunError(f"{problems[0]}. Expected a run directory, Flight Recorder dumps or job logs.")
     return DiagnosisInputs(runs=tuple(runs), dumps=tuple(dumps), logs=tuple(logs), problems=tuple(problems[:5]))
-
-
-def is_run(path: Path) -> bool:
-    """Say whether a directory is a run, also one whose beginning is damaged."""
-    return (path / paths.MANIFEST).exists() or any(path.glob("rank-[0-9]*.[0-9]*"))
 
 
 def _files_beside_runs(folder: Path) -> tuple[list[Path], list[Path]]:

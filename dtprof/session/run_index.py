@@ -9,24 +9,18 @@ import hashlib
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dtprof.errors import NotARunError
 from dtprof.records import paths, remote, run_facts
-from dtprof.records.manifest import read_manifest
+from dtprof.records.manifest import is_run
 from dtprof.records.run_facts import RUNNING, RunFacts
 
 VERSION = 1
 """Of the table; an index of another one is made anew."""
 BUSY_S = 5.0
-QUIET_S = 60.0
-"""After which a job of another host no longer counts as running: its launcher samples the node every second."""
-FORGOTTEN_S = 86_400.0
-"""After which it is not looked at again."""
 _COLUMNS = ("name", "stamp", "settled", "started_ns", "outcome", "user", "facts")
 _TABLE = f"CREATE TABLE IF NOT EXISTS run ({', '.join(_COLUMNS)}, PRIMARY KEY (name)) WITHOUT ROWID"
 
@@ -143,7 +137,7 @@ class RunIndex:
                 f"{self.store} is a run itself; expected the folder that holds runs: dtprof runs {self.store.parent}"
             )
         for path, name in entries:
-            if _is_run(path):
+            if is_run(Path(path)):
                 yield path, name
                 continue
             try:
@@ -151,7 +145,7 @@ class RunIndex:
             except OSError:  # of another user
                 continue
             for inner, inner_name in below:
-                if _is_run(inner):
+                if is_run(Path(inner)):
                     yield inner, f"{name}/{inner_name}"
 
 
@@ -162,10 +156,6 @@ def _folders(path: str) -> list[tuple[str, str]]:
             for entry in entries
             if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
         ]
-
-
-def _is_run(path: str) -> bool:
-    return Path(path, paths.MANIFEST).exists()
 
 
 def _stamp(path: str) -> str:
@@ -183,27 +173,9 @@ def _stamp(path: str) -> str:
 
 def _read(path: Path, name: str) -> tuple[RunFacts, bool]:
     """Return the facts of a run, and whether they stay as they are until its manifest changes."""
-    is_alive, is_sure = _is_alive(path)
+    is_alive, is_sure = run_facts.find_launcher(path)
     facts = run_facts.read_facts(path, name, is_alive=is_alive)
     return facts, facts.outcome != RUNNING and (is_sure or bool(facts.ended_ns))
-
-
-def _is_alive(path: Path) -> tuple[bool, bool]:
-    """Say whether the launcher of a run may still run, and whether that is sure."""
-    is_running = read_manifest(path).is_running()
-    if is_running is not None:
-        return is_running, True
-    idle_s = time.time() - _last_written_s(path)
-    return idle_s < QUIET_S, idle_s > FORGOTTEN_S
-
-
-def _last_written_s(path: Path) -> float:
-    """Return when a launcher of a run last wrote to it, by the clock of the file system."""
-    newest = 0.0
-    for file in (path / paths.MANIFEST, *paths.node_files(path, paths.SAMPLES)):
-        with suppress(OSError):
-            newest = max(newest, file.lstat().st_mtime)
-    return newest
 
 
 def _facts(text: str) -> RunFacts:

@@ -61,8 +61,8 @@ def test_runs_of_a_folder_are_listed_and_shown(tmp_path: Path) -> None:
     with served(tmp_path) as connection:
         status, page, headers = get(connection, "/")
         assert status == 200
-        assert "ended with exit status 3" in page
-        assert "running, or cut off" in page
+        assert "<td>crash, exit status 3<" in page
+        assert "<td>running<" in page
         assert "no-run" not in page
         assert "<script>alert" not in page
         assert headers["x-frame-options"] == "DENY"
@@ -84,7 +84,7 @@ def test_a_run_without_run_json_is_not_called_running(tmp_path: Path) -> None:
     with served(tmp_path) as connection:
         _, page, _ = get(connection, "/")
         assert "running" not in page.partition("<main")[2]
-        assert "<td>cannot tell" in page
+        assert "<td>unknown" in page
         assert "run.json is missing: the command, the start and the exit status are not known; expected" in page
         _, text, _ = get(connection, "/run/lost/documents?since=0")
         state = json.loads(text)["status"]
@@ -105,7 +105,7 @@ def test_runs_that_cannot_be_read_are_reported_as_what_they_are(tmp_path: Path) 
     with served(tmp_path) as connection:
         _, page, _ = get(connection, "/")
         assert "running" not in page.partition("<main")[2]
-        assert page.count("cannot tell") == 2
+        assert page.count("<td>unknown") == 2
         assert of_newer in page
         assert of_damaged in page
         status, page, _ = get(connection, "/run/newer/")

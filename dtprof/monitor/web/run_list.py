@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from dtprof.formatting import UNKNOWN
+from dtprof.records.run_facts import RunFacts
 from dtprof.report.pages.html_file import link_to_list
 from dtprof.report.pages.page_dashboard import dashboards_folder
 from dtprof.report.pages.page_markup import Markup, element, join
@@ -17,22 +18,8 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-ur
 class RunEntry:
     """One run of the list."""
 
-    name: str
-    command: str
-    started_realtime_ns: int  # 0: not known
-    has_ended: bool
-    exit_status: int | None
-    num_ranks: int | None  # None: not known
+    facts: RunFacts
     trouble: str = ""  # why its state is unknown: found, expected, next step
-
-    @property
-    def state(self) -> str:
-        """The status, in words."""
-        if self.trouble:
-            return "cannot tell"
-        if not self.has_ended:
-            return "running, or cut off"
-        return "ended" if not self.exit_status else f"ended with exit status {self.exit_status}"
 
 
 def render_run_list(entries: Sequence[RunEntry]) -> str:
@@ -70,7 +57,7 @@ def _page(title: str, *body: str) -> str:
 
 
 def _table(entries: Sequence[RunEntry]) -> Markup:
-    heads = ("run", "state", "started", "ranks", "command")
+    heads = ("run", "outcome", "started", "ranks", "command")
     return element(
         "table",
         element("thead", element("tr", *(element("th", head, scope="col") for head in heads))),
@@ -80,13 +67,15 @@ def _table(entries: Sequence[RunEntry]) -> Markup:
 
 
 def _row(entry: RunEntry) -> Markup:
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.started_realtime_ns / 1e9))
-    trouble = element("p", entry.trouble, class_="trouble") if entry.trouble else ""
+    facts = entry.facts
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts.started_ns / 1e9))
+    status = f", exit status {facts.exit_status}" if facts.exit_status else ""
+    more = [element("p", text, class_="trouble") for text in (entry.trouble, facts.summary) if text]
     return element(
         "tr",
-        element("td", element("a", element("bdi", entry.name), href=f"run/{quote(entry.name)}/")),
-        element("td", entry.state, trouble),
-        element("td", started if entry.started_realtime_ns else UNKNOWN),
-        element("td", str(entry.num_ranks) if entry.num_ranks is not None else UNKNOWN),
-        element("td", element("code", entry.command) if entry.command else UNKNOWN),
+        element("td", element("a", element("bdi", facts.name), href=f"run/{quote(facts.name)}/")),
+        element("td", f"{facts.outcome}{status}", *more),
+        element("td", started if facts.started_ns else UNKNOWN),
+        element("td", str(facts.num_ranks)),
+        element("td", element("code", facts.command) if facts.command else UNKNOWN),
     )

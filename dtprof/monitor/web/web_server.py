@@ -25,9 +25,9 @@ from dtprof.errors import DtprofError, UsageError
 from dtprof.monitor.run_monitor import describe_damage
 from dtprof.monitor.web.page_feed import Feed
 from dtprof.monitor.web.run_list import RunEntry, render_run_list, render_trouble
-from dtprof.records import paths
-from dtprof.records.manifest import Manifest
+from dtprof.records.manifest import is_run
 from dtprof.records.reader import open_run
+from dtprof.records.run_facts import UNKNOWN, find_launcher, read_facts
 from dtprof.report.pages import html_file
 
 COOKIE = "dtprof-token"
@@ -66,11 +66,10 @@ class Runs:
     def entries(self) -> list[RunEntry]:
         """Return the runs there are, the newest first."""
         try:
-            found = [self._path] if self.is_one else [child for child in self._path.iterdir() if is_run(child)]
+            entries = [_entry(child) for child in self._path.iterdir() if is_run(child)]
         except OSError:
             return []
-        entries = [_entry(path) for path in found]
-        return sorted(entries, key=lambda entry: (-entry.started_realtime_ns, entry.name))
+        return sorted(entries, key=lambda entry: (-entry.facts.started_ns, entry.facts.name))
 
     def feed(self, name: str) -> Feed | None:
         """Return the feed of a run by its name; None where there is no such run.
@@ -99,16 +98,6 @@ class Runs:
             for feed in self._feeds.values():
                 feed.close()
             self._feeds = {}
-
-
-def is_run(path: Path) -> bool:
-    """Say whether a path is a run directory."""
-    try:
-        return path.is_dir() and (
-            (path / paths.MANIFEST).is_file() or any(paths.parse_rank_folder(child.name) for child in path.iterdir())
-        )
-    except OSError:
-        return False
 
 
 def make_app(runs: Runs, *, token: str | None) -> Starlette:
@@ -250,20 +239,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _entry(path: Path) -> RunEntry:
-    manifest, num_ranks = Manifest(), None
-    try:
-        run = open_run(path)
-    except DtprofError as error:  # moved since, or of a newer format
-        trouble = str(error)
-    else:
-        manifest, num_ranks = run.manifest, len(run.ranks)
-        trouble = describe_damage(run.job_problem) if run.job_problem else ""
-    return RunEntry(
-        name=path.name,
-        command=" ".join(manifest.command),
-        started_realtime_ns=manifest.started_realtime_ns,
-        has_ended=bool(manifest.ended_realtime_ns),
-        exit_status=manifest.exit_status,
-        num_ranks=num_ranks,
-        trouble=trouble,
-    )
+    facts = read_facts(path, path.name, is_alive=find_launcher(path)[0])
+    trouble = ""
+    if facts.outcome == UNKNOWN:
+        try:
+            run = open_run(path)
+        except DtprofError as error:  # moved since, or of a newer format
+            trouble = str(error)
+        else:
+            trouble = describe_damage(run.job_problem) if run.job_problem else ""
+    return RunEntry(facts=facts, trouble=trouble)
