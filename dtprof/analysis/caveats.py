@@ -1,7 +1,6 @@
 """The caveats of a run, gravest first, and those of them that text output shows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from dtprof.analysis.map_reduce.rank_facts import RankFacts
 from dtprof.analysis.map_reduce.rank_sums import RankReduction, Reductions
@@ -71,8 +70,8 @@ def condense_caveats(caveats: Sequence[Caveat]) -> list[Caveat]:
     alike: dict[str, list[Caveat]] = {}
     for caveat in dict.fromkeys(caveats):
         if not caveat.is_usual:
-            alike.setdefault(caveat.reason if caveat.subject.endswith("_per_s") else str(caveat), []).append(caveat)
-    return [replace(some[0], subject=", ".join(caveat.subject for caveat in some)) for some in alike.values()]
+            alike.setdefault(caveat.reason if caveat.subject.endswith("_per_s") else caveat, []).append(caveat)
+    return [Caveat(", ".join(caveat.subject for caveat in some), some[0].reason) for some in alike.values()]
 
 
 def _of_records(

@@ -1,8 +1,8 @@
 """How a rank exited, from plain data: its parent's record first, else its own."""
 
 import signal
-from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
@@ -23,16 +23,21 @@ class EndState(Enum):
         return self.value.format("SIGNAL" if self == EndState.KILLED else "N")
 
 
-@dataclass(frozen=True)
-class RankEnd:
-    """How a rank ended, or that it runs."""
+class RankEnd(str):
+    """How a rank ended, or that it runs: the words of JSON and tables, and what they say."""
 
     state: EndState
-    code: int = 0  # the status that it exited with, or the number of the signal that killed it
+    code: int  # the status that it exited with, or the number of the signal that killed it
 
-    def __str__(self) -> str:
-        """Return the words of JSON and tables."""
-        return self.state.value.format(_signal_name(self.code) if self.state == EndState.KILLED else self.code)
+    def __new__(cls, state: EndState, code: int = 0) -> "RankEnd":
+        """Return the words."""
+        end = super().__new__(cls, state.value.format(_signal_name(code) if state == EndState.KILLED else code))
+        end.state, end.code = state, code
+        return end
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the parts where it is sent to another process."""
+        return RankEnd, (self.state, self.code)
 
     @property
     def words(self) -> str:

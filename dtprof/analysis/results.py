@@ -6,6 +6,7 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dtprof.analysis.rank_exits import RankEnd
 from dtprof.job.clock_alignment import ClockResult
@@ -42,23 +43,28 @@ DEVICE, HOST = "device", "host"
 """Whose times the figures of a rank are in: never both, but of operations on CPU tensors, which have the host's."""
 
 
-@dataclass(frozen=True)
-class Caveat:
-    """Why a figure of a run is approximate or missing."""
+class Caveat(str):
+    """Why a figure of a run is approximate or missing: the sentence, and its parts."""
 
     subject: str  # the figure; empty: none
     reason: str
-    is_usual: bool = False  # most runs have it, so that text output leaves it out
+    is_usual: bool  # most runs have it, so that text output leaves it out
+
+    def __new__(cls, subject: str, reason: str, is_usual: bool = False) -> "Caveat":
+        """Return the sentence, subject first."""
+        caveat = super().__new__(cls, f"{subject}: {reason}" if subject else reason)
+        caveat.subject, caveat.reason, caveat.is_usual = subject, reason, is_usual
+        return caveat
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the parts where it is sent to another process."""
+        return Caveat, (self.subject, self.reason, self.is_usual)
 
     @staticmethod
     def parse(text: str) -> "Caveat":
         """Return the caveat that an importer stored."""
         subject, colon, reason = text.partition(": ")
         return Caveat(subject, reason, is_usual=subject == IDLE) if colon else Caveat("", text)
-
-    def __str__(self) -> str:
-        """Return the sentence, subject first."""
-        return f"{self.subject}: {self.reason}" if self.subject else self.reason
 
 
 def phase_words(phase: str) -> str:

@@ -100,7 +100,7 @@ class Stack:
     python_state: PythonState | None = None
     t_ns: int | None = None  # when it was taken
     in_library: bool = False  # the main thread is in a library that is not torch, as of threads, queues or processes
-    library_call: str = ""  # what the program calls of a library, and is in: `rpc_sync (torch/distributed/rpc/api.py)`
+    library_call: str = ""  # the function of a library that the program called and is in, and its file
 
     @property
     def progress(self) -> tuple[str, ...]:

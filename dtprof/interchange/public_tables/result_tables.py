@@ -165,7 +165,7 @@ def _throughput(summary: Summary) -> list[tuple[Any, ...]]:
 
 
 def _ranks(summary: Summary) -> list[tuple[Any, ...]]:
-    return [(rank.rank, *_values(metric_registry.RANK, rank), str(rank.ended)) for rank in summary.ranks]
+    return [(rank.rank, *_values(metric_registry.RANK, rank), rank.ended) for rank in summary.ranks]
 
 
 def _place(line: CallLine | None) -> tuple[str | None, int | None, str | None]:

@@ -31,7 +31,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         elif name == "ranks":
             document[name] = [_rank(rank) for rank in summary.ranks]
         elif name == "cannot_tell":
-            document[name] = list(map(str, summary.cannot_tell))
+            document[name] = list(summary.cannot_tell)
         elif name not in DRAWN_ONLY:
             document[NAMES.get(name, name)] = _plain(value)
     return document
@@ -66,5 +66,5 @@ def _rank(rank: RankResult) -> dict[str, Any]:
             ],
         },
         "events": rank.events,
-        "ended": str(rank.ended),
+        "ended": rank.ended,
     }

@@ -316,7 +316,7 @@ def render_measurement(panel: Panel, source: Source, _: Pages) -> Markup:
                 [
                     (
                         str(rank.rank),
-                        str(rank.ended),
+                        rank.ended,
                         format_count(rank.events),
                         _or_not_known(rank.step_ns, format_duration),
                         _or_not_known(rank.peak_bytes, format_bytes),

@@ -151,7 +151,7 @@ def _notes(summary: Summary) -> str:
 def _caveats(caveats: Sequence[Caveat]) -> str:
     if not caveats:
         return ""
-    lines = "\n".join(f"- {as_code(str(caveat))}" for caveat in caveats)
+    lines = "\n".join(f"- {as_code(caveat)}" for caveat in caveats)
     return f"<details><summary>{plural(len(caveats), 'caveat')}</summary>\n\n{lines}\n\n</details>"
 
 

@@ -103,7 +103,7 @@ def summary_text(summary: Summary) -> str:
     said = " ".join(" ".join(body).split())
     caveats = [caveat for caveat in condense_caveats(summary.cannot_tell) if caveat.reason not in said]
     # What weighs most is never dropped; then figures go before further caveats.
-    caveat_lines = [line for caveat in caveats[:1] for line in labelled("caveat", str(caveat))]
+    caveat_lines = [line for caveat in caveats[:1] for line in labelled("caveat", caveat)]
     room -= len(caveat_lines)
     for name, lines in capacity_lines(summary).items():
         if len(lines) <= room:
@@ -111,7 +111,7 @@ def summary_text(summary: Summary) -> str:
         else:
             hidden.append(name)
     for shown, caveat in enumerate(caveats[1:], start=1):
-        lines = labelled("caveat", str(caveat))
+        lines = labelled("caveat", caveat)
         if len(lines) > room:
             hidden.append(plural(len(caveats) - shown, "caveat"))
             break
