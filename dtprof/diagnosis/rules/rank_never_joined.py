@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtprof.diagnosis.absent_ranks import absent_finding, frozen_words, is_working, observed_words
+from dtprof.diagnosis.absent_ranks import JOINED_BEFORE, absent_finding, frozen_words, is_working, observed_words
 from dtprof.diagnosis.blocked_ranks import last_sites_of, places_of, seen_at
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
@@ -23,10 +23,13 @@ def find_never_joined(case: Case) -> Iterator[Finding]:
         found = _without_record(job, waiting)
     else:
         absent = [rank for rank in job.ranks.values() if not (rank.in_init or rank.blocking or rank.exceptions)]
-        if not absent:
-            return
         gone = [rank for rank in absent if rank.finished]
-        found = _gone(gone, waiting) if gone else _elsewhere(absent, waiting)
+        if not absent and len(waiting) == len(job.ranks) and all(rank.groups for rank in job.ranks.values()):
+            found = _none_comes_out(waiting)
+        elif absent:
+            found = _gone(gone, waiting) if gone else _elsewhere(absent, waiting)
+        else:
+            return
     yield replace(found, call_sites=sites)
 
 
@@ -75,6 +78,19 @@ def _gone(gone: list[RankState], waiting: tuple[int, ...]) -> Finding:
         culprit_call_sites=places_of(gone),
         evidence=tuple(f"rank {rank.rank}: the program exited without an error" for rank in gone[:8]),
         advice=("Make every rank call init_process_group as often as the others.",),
+    )
+
+
+def _none_comes_out(waiting: tuple[int, ...]) -> Finding:
+    return Finding(
+        kind="rank-never-joined",
+        summary=f"All {len(waiting)} ranks are in init_process_group again, and none comes out: they do not find one "
+        "another anew.",
+        culprit_ranks=(),
+        waiting_ranks=waiting,
+        grade=0.7,
+        evidence=("each of them had joined before, and destroyed the group or lost it",),
+        advice=(JOINED_BEFORE,),
     )
 
 

@@ -11,7 +11,7 @@ from dtprof.records import events
 from dtprof.records.sites import Site
 from dtprof.records.tables import WrappedParameters
 from tests.builders import RankBuilder
-from tests.diagnosis.judging import build_job, found_by, judge, waiting_in_a_second_init
+from tests.diagnosis.judging import build_job, found_by, judge, ranks_in_step, waiting_in_a_second_init
 
 
 def joining(number: int, *, world_size: int) -> JobState:
@@ -80,3 +80,19 @@ def test_rank_that_is_stuck_while_another_waits_in_a_later_init_is_named_with_it
 def test_rank_that_ended_while_another_waits_in_a_later_init_has_exited() -> None:
     finding = found_by("rank_never_joined", build_job(waiting_in_a_second_init(closed=True), exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-exited", (0,), (1,))
+
+
+@pytest.mark.parametrize(("again", "found"), [(True, [()]), (False, [])])
+def test_ranks_that_are_all_in_init_once_more_do_not_find_one_another(
+    again: bool, found: list[tuple[int, ...]]
+) -> None:
+    """Of a first group that none comes out of, addresses and ports are to blame, which no record shows."""
+    ranks = ranks_in_step(3, 2 if again else 0)
+    for rank in ranks:
+        rank.span("init_process_group", 3000, site=rank.site("", line=12))
+    job = build_job(ranks, exit_status=None)
+    if not again:
+        job = replace(job, ranks={r: replace(rank, groups={}) for r, rank in job.ranks.items()})
+    findings = found_by("rank_never_joined", job)
+    assert [finding.culprit_ranks for finding in findings] == found
+    assert [sorted(finding.call_sites) for finding in findings] == [[0, 1, 2]] * len(found)
