@@ -144,7 +144,10 @@ def _size_finding(
     after = "; the rest of the buffer holds what it held before" if passed else ""
     changed = [r for r, operation in operations.items() if _has_changed(job, r, operation)]
     facts = [f"both are message #{mine.nth} from rank {sender} to rank {receiver} of their group and tag"]
-    if len(changed) == 1:
+    if len(changed) == 1 and _is_answered_alike(job, operations, changed[0]):
+        facts.append(f"rank {changed[0]} has another size now, and so has the answer at both ends")
+        changed = [operations[changed[0]].peer_rank]
+    elif len(changed) == 1:
         facts.append(f"all messages before had one size at both ends, and rank {changed[0]} has another size now")
     elif odd is not None:
         changed = [odd[0]]
@@ -161,6 +164,16 @@ def _size_finding(
         facts=tuple(facts),
         advice="Give both ends buffers of the same shape and element type, or send the size first.",
     )
+
+
+def _is_answered_alike(job: JobState, operations: dict[int, Operation], changed: int) -> bool:
+    """Say whether the next message the other way has at both ends the size of one of them, as of a smaller batch."""
+    answers = set()
+    for rank, end in operations.items():
+        back = (o for o in job.ranks[rank].operations if o.p2p and (o.group, o.peer) == (end.group, end.peer))
+        later = (o.nbytes for o in back if o.op != end.op and o.issued_ns > end.issued_ns)
+        answers.add(next(later, None))
+    return answers == {operations[changed].nbytes}
 
 
 def _has_changed(job: JobState, rank: int, operation: Operation) -> bool:

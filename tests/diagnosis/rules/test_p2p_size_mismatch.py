@@ -110,3 +110,15 @@ def test_messages_of_another_line_do_not_tell_which_end_of_a_message_is_odd() ->
         message(ranks[sender + 1], "recv", sender, 100, line=14 + sender, nbytes=16)
     (finding,) = judge(ranks, exit_status=None).findings
     assert (finding.kind, finding.culprit_ranks) == ("p2p-size-mismatch", (1, 2))
+
+
+@pytest.mark.parametrize(("answer", "culprit"), [(12, 1), (16, 0)])
+def test_the_end_whose_size_the_answer_has_at_both_ends_is_right(answer: int, culprit: int) -> None:
+    """Rank 0 sends a smaller batch, which rank 1 receives into a buffer of the usual size."""
+    ranks = pair()
+    for i, (there, buffer, back) in enumerate([(16, 16, 16), (16, 16, 16), (12, 16, answer)]):
+        for sender, receiver, sent, received, t in ((0, 1, there, buffer, 100 * i), (1, 0, back, back, 100 * i + 50)):
+            message(ranks[sender], "send", receiver, t, t + 9, line=4, nbytes=sent)
+            message(ranks[receiver], "recv", sender, t, t + 9, line=5, nbytes=received)
+    (finding,) = judge(ranks, exit_status=0, stalled=False).findings
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-size-mismatch", (culprit,))
