@@ -140,6 +140,7 @@ def call_alike(tables: dict[int, Array], shortest: int, *, after: str) -> bool:
 
 
 def codes_of(table: Array, clock: str) -> Codes:
+    """Return a number for each call of a rank that only the same operation at the same line in the same step has."""
     op, place = (table[name].astype(np.uint64) for name in ("op", "line"))
     time = np.where(table["in_step"], table[clock], 0).astype(np.uint64)  # other threads keep no pace with steps
     return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (time << np.uint64(40)), np.uint64)

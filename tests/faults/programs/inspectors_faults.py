@@ -395,9 +395,9 @@ def groups_made_anew_after_a_restart_by_those_who_train(rank: int) -> None:
 
     everyone = dist.new_group(range(4))
     attempt(everyone, 3)
+    again = dist.PrefixStore("attempt-1", dist.distributed_c10d._get_default_store())
     dist.destroy_process_group()
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", store=again, rank=rank, world_size=4)
     group, role = begin()  # here
     print("back as", role)
     attempt(group, 5)  # here
