@@ -52,11 +52,12 @@ def test_a_rank_that_could_not_connect_in_init_is_not_stuck_and_its_error_is_rep
     assert verdict.cannot_tell[0].startswith(f"rank 0 lost a peer (RuntimeError: {message} at ")
 
 
-def test_all_ranks_in_init_wait_for_nobody_that_the_records_know() -> None:
+def test_ranks_that_are_all_in_a_second_init_hang_without_a_culprit() -> None:
     ranks = waiting_in_a_second_init(closed=False)
     ranks[0].span("init_process_group", 3000, site=ranks[0].site("", line=12))
     verdict = judge(ranks, exit_status=None)
-    assert (verdict.outcome, verdict.findings) == ("unknown", ())
+    (finding,) = verdict.findings
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("hang", "rank-never-joined", ())
 
 
 def test_ranks_that_wait_for_some_without_records_say_for_whom_and_what_to_give() -> None:

@@ -24,7 +24,7 @@ def find_never_joined(case: Case) -> Iterator[Finding]:
     else:
         absent = [rank for rank in job.ranks.values() if not (rank.in_init or rank.blocking or rank.exceptions)]
         gone = [rank for rank in absent if rank.finished]
-        if not absent and len(waiting) == len(job.ranks) and all(rank.groups for rank in job.ranks.values()):
+        if not absent and len(waiting) == len(job.ranks) and all(rank.operations for rank in job.ranks.values()):
             found = _none_comes_out(waiting)
         elif absent:
             found = _gone(gone, waiting) if gone else _elsewhere(absent, waiting)
@@ -89,7 +89,7 @@ def _none_comes_out(waiting: tuple[int, ...]) -> Finding:
         culprit_ranks=(),
         waiting_ranks=waiting,
         grade=0.7,
-        evidence=("each of them had joined before, and destroyed the group or lost it",),
+        evidence=("each of them has issued operations of a group that it had joined before",),
         advice=(JOINED_BEFORE,),
     )
 

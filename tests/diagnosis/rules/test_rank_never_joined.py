@@ -90,9 +90,6 @@ def test_ranks_that_are_all_in_init_once_more_do_not_find_one_another(
     ranks = ranks_in_step(3, 2 if again else 0)
     for rank in ranks:
         rank.span("init_process_group", 3000, site=rank.site("", line=12))
-    job = build_job(ranks, exit_status=None)
-    if not again:
-        job = replace(job, ranks={r: replace(rank, groups={}) for r, rank in job.ranks.items()})
-    findings = found_by("rank_never_joined", job)
+    findings = found_by("rank_never_joined", build_job(ranks, exit_status=None))
     assert [finding.culprit_ranks for finding in findings] == found
     assert [sorted(finding.call_sites) for finding in findings] == [[0, 1, 2]] * len(found)
