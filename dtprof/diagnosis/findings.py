@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from dtprof.formatting import list_ranks
+from dtprof.job.axes import DEFAULT_GROUP_WORDS, is_default
 from dtprof.records.sites import Site
 from dtprof.records.tables import Group
 from dtprof.text_enum import TextEnum
@@ -93,8 +94,8 @@ def group_words(group: Group | None) -> str:
     """Return a group as users know it."""
     if group is None:
         return "an unknown group"
-    if group.description == "default_pg":
-        return "the default group"
+    if is_default(group):
+        return DEFAULT_GROUP_WORDS
     text = f"group {group.name}"
     return f"{text} ({group.description})" if group.description not in ("", "undefined") else text
 

@@ -19,6 +19,8 @@ OF_LABELS = frozenset(("tp", "pp", "cp", "sp", "ep"))
 """Axes that label the operations of frameworks."""
 DEFAULT_GROUP = "default_pg"
 """Torch's description of the group of all ranks."""
+DEFAULT_GROUP_WORDS = "the default group"
+"""The same in sentences about its operations."""
 UNDEFINED = ("", "undefined")
 """Descriptions that torch gives to groups of which the program says nothing."""
 
@@ -37,6 +39,11 @@ class DescribedGroup(Protocol):
     @property
     def axis(self) -> str | None:
         """The axis that it serves."""
+
+
+def is_default(group: DescribedGroup) -> bool:
+    """Say whether it is the group of all ranks, which init_process_group makes."""
+    return group.description == DEFAULT_GROUP
 
 
 def axis_words(axis: str) -> str:

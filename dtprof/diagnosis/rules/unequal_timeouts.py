@@ -10,6 +10,7 @@ from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rank_failures import TOO_LATE
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import list_ranks
+from dtprof.job.axes import is_default
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import UNKNOWN_NS
@@ -139,13 +140,13 @@ def find_unequal_timeouts(case: Case) -> Iterator[Finding]:
 def find_short_timeouts(case: Case) -> Iterator[Finding]:
     """Give a note where groups have torch's own limit, and the default group a longer one: they do not inherit it."""
     known = {key: group for rank in case.job.ranks.values() for key, group in rank.groups.items()}
-    limits = [g.timeout_s for g in known.values() if g.description == "default_pg" and g.timeout_s is not None]
+    limits = [g.timeout_s for g in known.values() if is_default(g) and g.timeout_s is not None]
     if not limits:
         return
     short = [
         group
         for group in known.values()
-        if group.description != "default_pg" and group.timeout_s in DEFAULT_TIMEOUTS_S and group.timeout_s < limits[0]
+        if not is_default(group) and group.timeout_s in DEFAULT_TIMEOUTS_S and group.timeout_s < limits[0]
     ]
     if short:
         words = group_words(short[0]) + (f" and {len(short) - 1} more" if len(short) > 1 else "")

@@ -10,6 +10,7 @@ from dtprof.diagnosis.sources.flight_recorder.dump_fields import MAX_RANK, dtype
 from dtprof.interchange.importers.collective_names import of_kernel, operation_name
 from dtprof.interchange.importers.imported_records import LAST_NS, ImportedOperation
 from dtprof.interchange.importers.kineto_events import EventArguments, KinetoTrace, TracedCall
+from dtprof.job.axes import DEFAULT_GROUP
 from dtprof.records import events, schema
 
 SECOND_INPUT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
@@ -68,7 +69,7 @@ class Groups:
         known = {name: rank_numbers(group.get("ranks")) for name, group in self.configured.items()}
         shared = {name: ranks for name, ranks in known.items() if len(ranks) > 1 and self.rank in ranks}
         if not shared and not self.configured:
-            return self.of("0", "default_pg", tuple(range(self.world_size)), self.world_size)
+            return self.of("0", DEFAULT_GROUP, tuple(range(self.world_size)), self.world_size)
         if len(set(shared.values())) != 1:
             return None
         name, ranks = next(iter(shared.items()))

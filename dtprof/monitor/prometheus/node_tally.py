@@ -13,7 +13,7 @@ from dtprof.columns import distinct
 from dtprof.interchange.metric_families import label_text
 from dtprof.interning import Interned
 from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
-from dtprof.job.axes import purpose_of
+from dtprof.job.axes import DEFAULT_GROUP, purpose_of
 from dtprof.job.groups import GroupId, identify_groups
 from dtprof.job.streamed_matching import MatchedCollectives, StreamedMatching
 from dtprof.monitor.device_operations import OpenDeviceOperations
@@ -32,7 +32,6 @@ SUMS = ("count", "nbytes", "failed", *KNOWN_OF, *KNOWN_OF.values(), "open")
 """Sums by group and operation; `open` is the level at the newest poll."""
 KEPT_BACKWARD = 64
 """Backward passes that are remembered: an operation settles after its own has ended."""
-_DEFAULT_GROUP = "default_pg"
 Numbers = npt.NDArray[np.int8]
 
 
@@ -46,7 +45,7 @@ def group_label(group: Group | None) -> str:
     """Return the purpose of a group, which is the same on every node: its axis, else its description."""
     if group is None:
         return "unknown"
-    if not group.axis and _DEFAULT_GROUP in (group.description, group.name):
+    if not group.axis and DEFAULT_GROUP in (group.description, group.name):
         return "default"
     return purpose_of(group) or group.name
 

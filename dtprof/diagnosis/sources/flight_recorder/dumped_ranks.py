@@ -18,6 +18,7 @@ from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, ArgumentTable, Dump, UnfinishedOperation
 from dtprof.errors import NotADumpError
 from dtprof.formatting import list_ranks, plural
+from dtprof.job.axes import is_default
 from dtprof.job.group_collectives import COLLECTIVE, checksum, line_of, split_by_group
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import ChannelEnd, LazyOperations, Operation, RankCollectives
@@ -341,7 +342,7 @@ def _version_notes(dumps: dict[int, Dump]) -> list[str]:
 
 
 def _is_default(group: Group) -> bool:
-    return group.description == "default_pg" or (group.name == "0" and not group.description)
+    return is_default(group) or (group.name == "0" and not group.description)
 
 
 def _of_one_attempt(dumps: dict[int, Dump]) -> tuple[dict[int, Dump], list[str]]:

@@ -16,6 +16,7 @@ from dtprof.diagnosis.sources.logs.log_facts import (
     Order,
     Timeout,
 )
+from dtprof.job.axes import DEFAULT_GROUP
 
 MAX_TEXT = 400
 MAX_RANKS = 100_000
@@ -340,7 +341,7 @@ def _read_note(kind: str, match: re.Match[str], text: str, rank: int | None, ord
     elif rank is None:
         group = _group(text)
         rank = rank_before(text, match.start())
-        if rank is None and group is not None and group[1] == "default_pg":
+        if rank is None and group is not None and group[1] == DEFAULT_GROUP:
             rank = group[2]
     facts.add(
         Note(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from dtprof.diagnosis.sources.logs.log_facts import MAX_RANK, LoggedProgress, Timeout
 from dtprof.diagnosis.sources.logs.logged_job import LoggedJob, group_of, operation
+from dtprof.job.axes import DEFAULT_GROUP
 from dtprof.records.tables import Group
 
 
@@ -113,7 +114,7 @@ def is_ambiguous(fronts: Fronts) -> bool:
 
 def begins_at_zero(key: Key, fronts: Fronts) -> bool:
     """Say whether the group's members are the ranks from 0 on: then ranks of the group are global ranks."""
-    if key is None or key[1] == "default_pg" or (key[0] == "0" and not key[1]):
+    if key is None or key[1] == DEFAULT_GROUP or (key[0] == "0" and not key[1]):
         return True
     return all(front.progress is not None and front.progress.group_rank == rank for rank, front in fronts.items())
 
