@@ -174,10 +174,12 @@ def _stop_words(job: JobState) -> str:
     stop = job.stop
     if stop is None or stop.quiet_ns <= SLOW_AFTER_NS:
         return f"{_stopped(stop)}; no fault was detected before that"
+    quiet = f"{_stopped(stop)} when nothing had been recorded for {stop.quiet_ns / 1e9:.0f} s"
+    if stop.had_stalled:
+        return f"{quiet}: it had stalled; {_unknown_wait(job)}"
     return (
-        f"{_stopped(stop)} when nothing had been recorded for "
-        f"{stop.quiet_ns / 1e9:.0f} s, which is no longer than it may take (a rank once issued nothing for "
-        f"{stop.usual_ns / 1e9:.0f} s): it may have stalled. {_places(job)}"
+        f"{quiet}, which is no longer than it may take (a rank once issued nothing for {stop.usual_ns / 1e9:.0f} s): "
+        f"it may have stalled. {_places(job)}"
     )
 
 

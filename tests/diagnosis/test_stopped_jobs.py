@@ -74,6 +74,16 @@ def test_where_it_had_paused_for_nearly_as_long_before_it_may_have_hung(tmp_path
     assert "rank 0 at /home/me/train.py:20" in reason
 
 
+def test_a_job_that_stalled_without_a_cause_says_what_is_known_of_its_wait(tmp_path: Path) -> None:
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        rank.span("init_process_group", FIRST, site=rank.site("", line=3))
+    verdict = stop(tmp_path / "run", ranks, 120 * SECOND)
+    assert (verdict.outcome, verdict.findings) == ("unknown", ())
+    (reason,) = verdict.cannot_tell
+    assert "it had stalled; all 2 ranks wait in init_process_group and none is missing" in reason
+
+
 def test_what_dtprof_run_saw_to_hang_hung_however_long_its_pauses_were(tmp_path: Path) -> None:
     seen = {"hang_detected_ns": START_NS + LAST + 11 * SECOND}
     verdict = stop(tmp_path / "run", blocked(pause_s=9), 12 * SECOND, **seen)
