@@ -60,7 +60,7 @@ def run_layout(num_ranks: int, layout: str) -> None:
     emit(Figure(name=f"{layout}: trains", value=1, unit="", goal="the loss falls", met=losses[-1] < losses[0],
                 note=f"loss {losses[0]:.3f} to {losses[-1]:.3f}"))  # fmt: skip
     known = [rank for rank in summary.ranks if rank.partition_ns is not None]
-    note = "; ".join(map(str, summary.cannot_tell))[:600]
+    note = "; ".join(summary.cannot_tell)[:600]
     emit(Figure(name=f"{layout}: ranks with a partition", value=len(known), unit=f"of {num_ranks}", note=note))
     for part in ("exposed_transfer", "exposed_wait", "compute", "host"):
         values = [rank.partition_ns[part] for rank in known if rank.partition_ns is not None]

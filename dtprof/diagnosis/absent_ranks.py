@@ -36,11 +36,11 @@ LONG_WORK = (
     "Let it finish, or do not make the others wait: do it before training, share it among the ranks, or raise the "
     "timeout of the group."
 )
+OTHER_PROCESS = "It waits for another process: look at whether that lives, and what it waits for."
 WAITS = (
     ("torch/distributed/rpc/", "It waits for the answer of an RPC: look at what the worker that serves it waits for."),
     ("queue.py", "It waits for a queue: look at the thread that fills it, or empties it."),
-    ("multiprocessing/", "It waits for another process: look at whether that lives, and what it waits for."),
-    ("subprocess.py", "It waits for another process: look at whether that lives, and what it waits for."),
+    *((file, OTHER_PROCESS) for file in ("multiprocessing/", "subprocess.py")),
     ("concurrent/futures/", "It waits for a future: look at the thread or process that is to set it."),
     ("threading.py", "It waits for another thread: look at its stack (dtprof stacks --all-threads)."),
     ("socket.py", "It waits for a connection: look at the other end."),

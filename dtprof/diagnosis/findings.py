@@ -23,7 +23,7 @@ class Evidence(TextEnum):
     OWN_ITERATIONS = "the culprit left the pattern of its own iterations"
     OTHER_END = "the other end of a message is missing, and its rank is elsewhere"
     EITHER_END = "the same, and either end may be the wrong one"
-    BUSY = "a process that works, and nothing it does can be told from a loop without end"
+    BUSY = "a process that works, and nothing it does distinguishes it from a loop without end"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,7 +203,7 @@ def test_what_a_stage_does_for_itself_while_others_compute_is_no_bubble() -> Non
 def test_a_rank_that_is_missing_leaves_the_bubble_unknown() -> None:
     summary = summarise(MemoryRun(build(GPIPE)[:1]))
     assert summary.pipeline is None
-    assert [caveat for caveat in map(str, summary.cannot_tell) if caveat.startswith("pipeline")] == [
+    assert [caveat for caveat in summary.cannot_tell if caveat.startswith("pipeline")] == [
         "pipeline: the bubble of rank 0 is not known, its time is in exposed_wait, host or idle: "
         "a rank of the pipeline, or aligned clocks of its hosts, are missing"
     ]
@@ -213,7 +213,7 @@ def test_a_rank_that_is_missing_leaves_the_bubble_unknown() -> None:
 def test_hosts_whose_clocks_are_not_aligned_leave_the_bubble_unknown() -> None:
     summary = summary_of(GPIPE, boot_id="another")
     assert summary.pipeline is None
-    assert any("aligned clocks of its hosts, are missing" in caveat for caveat in map(str, summary.cannot_tell))
+    assert any("aligned clocks of its hosts, are missing" in caveat for caveat in summary.cannot_tell)
     assert_only_the_bubble_is_unknown(summary)
 
 
@@ -286,7 +286,7 @@ def by_hand(axis: str, op: str) -> list[RankBuilder]:
 def test_a_pipeline_written_by_hand_leaves_the_bubble_unknown(axis: str, op: str, is_known: bool) -> None:
     summary = summarise(MemoryRun(by_hand(axis, op)))
     assert summary.pipeline is None
-    (why,) = (caveat for caveat in map(str, summary.cannot_tell) if caveat.startswith("pipeline: "))
+    (why,) = (caveat for caveat in summary.cannot_tell if caveat.startswith("pipeline: "))
     if is_known:
         assert why not in map(str, condense_caveats(summary.cannot_tell))
         assert [(rank.partition_ns or {})["bubble"] for rank in summary.ranks] == [0, 0]

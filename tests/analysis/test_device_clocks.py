@@ -104,7 +104,7 @@ def test_host_work_is_not_explained_by_the_clock_of_a_device() -> None:
 def test_unknown_clock_is_a_caveat_with_its_reason(samples: dict[str, NodeSamples], reason: str) -> None:
     summary = summary_of(samples)
     assert [straggler.cause for straggler in summary.stragglers] == [None]
-    said = [caveat for caveat in map(str, summary.cannot_tell) if caveat.startswith("stragglers:")]
+    said = [caveat for caveat in summary.cannot_tell if caveat.startswith("stragglers:")]
     assert said == [f"stragglers: whether the clock of a GPU slows rank 2 down is not known: {reason}"]
 
 
@@ -115,7 +115,7 @@ def test_device_that_vanishes_is_a_caveat_with_its_xid() -> None:
     for name in ("utilisation", "sm_clock_mhz"):
         lost[name][5:] = np.nan
     summary = summary_of(node(four(lost), gpu_problems=("GPU 3 is divided into MIG slices",)))
-    said = [caveat for caveat in map(str, summary.cannot_tell) if caveat.startswith("devices:")]
+    said = [caveat for caveat in summary.cannot_tell if caveat.startswith("devices:")]
     assert said == [
         "devices: host-a: GPU 3 is divided into MIG slices",
         "devices: host-a: the driver lost GPU 2 (Xid 79); nothing is known of it from then on",
@@ -126,7 +126,7 @@ def test_job_without_devices_reads_no_samples() -> None:
     ranks = [RankBuilder(i, world_size=2) for i in range(2)]
     for rank in ranks:
         rank.span("backward", 0, 10 * MS)
-    assert not any("GPU" in caveat for caveat in map(str, summarise(MemoryRun(ranks, samples=node({}))).cannot_tell))
+    assert not any("GPU" in caveat for caveat in summarise(MemoryRun(ranks, samples=node({}))).cannot_tell)
 
 
 def test_use_of_gpus_is_in_json_text_and_report() -> None:

@@ -164,8 +164,7 @@ def test_wait_below_the_error_of_the_marks_is_not_blamed_on_anybody() -> None:
     summary = summarise(MemoryRun(ranks))
     assert summary.ranks[0].waited_for_ns == {}
     assert any(
-        "hosts or devices came below the error of the clocks, up to 80.0 ms" in caveat
-        for caveat in map(str, summary.cannot_tell)
+        "hosts or devices came below the error of the clocks, up to 80.0 ms" in caveat for caveat in summary.cannot_tell
     )
 
 
@@ -316,7 +315,7 @@ def test_replay_of_a_graph_outside_all_phases_is_compute_and_is_counted() -> Non
             built.phase("optimizer", at + 850, at + 1000, host + 6, host + 9)
     summary = summarise(MemoryRun(ranks))
     assert in_ms(summary.ranks[0].partition_ns) == {"compute": 800, "optimizer": 150, "host": 50}
-    (caveat,) = [caveat for caveat in map(str, summary.cannot_tell) if "graphs" in caveat]
+    (caveat,) = [caveat for caveat in summary.cannot_tell if "graphs" in caveat]
     assert caveat.startswith("exposed_ns: CUDA graphs were replayed 8 times; operations in them are not recorded")
 
 
@@ -330,7 +329,5 @@ def test_operation_without_marks_leaves_the_partition_of_its_rank_unknown() -> N
     summary = summarise(MemoryRun([built, other]))
     assert summary.ranks[0].partition_ns is None
     assert summary.ranks[1].partition_ns is not None
-    assert any(caveat.startswith("device: 2 marks found no place") for caveat in map(str, summary.cannot_tell))
-    assert any(
-        caveat.startswith("device: 4 marks fell into the capture of graphs") for caveat in map(str, summary.cannot_tell)
-    )
+    assert any(caveat.startswith("device: 2 marks found no place") for caveat in summary.cannot_tell)
+    assert any(caveat.startswith("device: 4 marks fell into the capture of graphs") for caveat in summary.cannot_tell)

@@ -133,7 +133,7 @@ RING: list[list[Action]] = [
 def test_where_messages_and_passes_do_not_fit_the_bubble_is_not_known(ranks: list[list[Action]], reason: str) -> None:
     summary = summary_of(ranks)
     assert summary.pipeline is None
-    why = " ".join(caveat for caveat in map(str, summary.cannot_tell) if caveat.startswith("pipeline: "))
+    why = " ".join(caveat for caveat in summary.cannot_tell if caveat.startswith("pipeline: "))
     assert "is not known" in why
     assert re.search(reason, why)
     assert [(rank.partition_ns or {})["bubble"] for rank in summary.ranks] == [None] * len(ranks)

@@ -108,9 +108,7 @@ def test_state_stands_beside_the_formula_of_how_it_is_spread(
     assert formula.state_bytes == held
     assert [assumption.holds for assumption in summary.memory_assumptions] == [True, True, True]
     assert formula.activation_formula_bytes is None
-    assert not any(
-        caveat.startswith("activation formula") for caveat in map(str, summary.cannot_tell)
-    )  # nothing is amiss
+    assert not any(caveat.startswith("activation formula") for caveat in summary.cannot_tell)  # nothing is amiss
 
 
 def test_state_of_which_a_part_is_unknown_is_unknown() -> None:
@@ -123,9 +121,7 @@ def test_state_of_which_a_part_is_unknown_is_unknown() -> None:
 
 def test_tensor_parallel_layers_of_unknown_sizes_are_reported() -> None:
     (caveat,) = [
-        text
-        for text in map(str, holding(parameters=P, state=P, axis="tp").cannot_tell)
-        if text.startswith("activation")
+        text for text in holding(parameters=P, state=P, axis="tp").cannot_tell if text.startswith("activation")
     ]
     assert "only the layers that torch.distributed.tensor.parallel spreads" in caveat
 
@@ -147,7 +143,7 @@ def test_other_optimizers_and_frozen_parameters_break_an_assumption() -> None:
 
 
 def formula_caveats(summary: Summary) -> list[str]:
-    return [caveat for caveat in map(str, summary.cannot_tell) if caveat.startswith("memory formula")]
+    return [caveat for caveat in summary.cannot_tell if caveat.startswith("memory formula")]
 
 
 def test_less_than_the_whole_state_where_nobody_says_who_shards_is_a_caveat() -> None:

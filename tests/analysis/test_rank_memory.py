@@ -106,7 +106,7 @@ def test_buffers_that_are_larger_than_all_that_was_resident_are_not_known() -> N
     summary = summarise(MemoryRun([rank]))
     categories = summary.ranks[0].memory_categories
     assert (categories["communication"], categories["other"]) == (None, 280)
-    assert any("reserves more than it uses" in caveat for caveat in map(str, summary.cannot_tell))
+    assert any("reserves more than it uses" in caveat for caveat in summary.cannot_tell)
 
 
 def test_categories_that_are_not_known_are_null_and_the_summary_says_why() -> None:
@@ -115,10 +115,10 @@ def test_categories_that_are_not_known_are_null_and_the_summary_says_why() -> No
     categories = summary.ranks[0].memory_categories
     assert (categories["activations"], categories["communication"]) == (None, None)
     assert categories["other"] == 0  # 120 were held at different moments
-    assert sum(caveat.startswith("memory:") for caveat in map(str, summary.cannot_tell)) == 2
+    assert sum(caveat.startswith("memory:") for caveat in summary.cannot_tell) == 2
 
 
 def test_without_samples_of_a_model_there_are_no_categories() -> None:
     summary = summarise(MemoryRun([sampled(peak_rss_bytes=100)]))
     assert summary.ranks[0].memory_categories == {}
-    assert any(caveat.startswith("memory: its categories are not known") for caveat in map(str, summary.cannot_tell))
+    assert any(caveat.startswith("memory: its categories are not known") for caveat in summary.cannot_tell)

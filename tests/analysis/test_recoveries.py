@@ -43,7 +43,7 @@ def test_program_after_one_that_finished_is_no_restart_of_it(tmp_path: Path) -> 
     write_run(tmp_path, programs)
     summary = summarise(open_run(tmp_path))
     assert summary.recoveries == ()
-    assert [text for text in map(str, summary.cannot_tell) if text.startswith("run:")] == [
+    assert [text for text in summary.cannot_tell if text.startswith("run:")] == [
         "run: several programs ran one after the other under the same ranks; only the last is shown"
     ]
 

@@ -43,7 +43,7 @@ def train(
 
 
 def has_caveat(summary: Summary, words: str) -> bool:
-    return any(words in caveat for caveat in map(str, summary.cannot_tell))
+    return any(words in caveat for caveat in summary.cannot_tell)
 
 
 def check_invariants(summary: Summary) -> None:
@@ -90,7 +90,7 @@ def test_a_healthy_run_is_complete_and_used_from_the_second_step() -> None:
     assert summary.steps.duration_ns.median == 100 * MS
     assert [series.duration_ns for series in summary.step_series] == [(100 * MS,) * 5] * 2
     assert [rank.peak_bytes for rank in summary.ranks] == [10_005, 10_006]
-    assert [str(rank.ended) for rank in summary.ranks] == ["finished", "finished"]
+    assert [rank.ended for rank in summary.ranks] == ["finished", "finished"]
     assert summary.stragglers == ()
     (row,) = summary.collectives
     assert row.count == 5  # one a step used
@@ -209,7 +209,7 @@ def test_ranks_killed_in_the_middle_of_a_step_keep_their_complete_steps() -> Non
     exits = {ranks[0].pid: ProcessExit(pid=ranks[0].pid, status=-9, t_ns=1)}
     summary = summarise(MemoryRun(ranks, exits=exits))
     assert summary.steps.used == (2, 6)
-    assert [str(rank.ended) for rank in summary.ranks] == ["killed by SIGKILL", "unknown"]
+    assert [rank.ended for rank in summary.ranks] == ["killed by SIGKILL", "unknown"]
     assert has_caveat(summary, "did not close the log")
     check_invariants(summary)
 
@@ -367,7 +367,7 @@ def test_what_ranks_noted_of_trouble_is_reported_once_with_its_ranks(tmp_path: P
         with (run / paths.rank_folder_name(rank, 0) / paths.STRINGS).open("a") as strings:
             strings.write(f'{{"k":"note","t_ns":1,"text":"{text}"}}\n')
     summary = summarise(open_run(run))
-    noted = [caveat for caveat in map(str, summary.cannot_tell) if "noted" in caveat]
+    noted = [caveat for caveat in summary.cannot_tell if "noted" in caveat]
     assert noted == [
         "run: ranks 0, 2 noted: memory is not recorded",
         "run: rank 2 noted: a phase is not recorded",

@@ -188,9 +188,9 @@ def test_figures_are_of_steps_without_a_window(
 ) -> None:
     summary = summarise(run_of_steps(windows))
     assert summary.steps.used == used
-    told = [text for text in map(str, summary.cannot_tell) if "profiler windows" in text]
-    assert len(told) == (said is not None)
-    assert all(str(said) in text for text in told)
+    joined = [text for text in summary.cannot_tell if "profiler windows" in text]
+    assert len(joined) == (said is not None)
+    assert all(str(said) in text for text in joined)
     if used != (2, 20) or not windows:
         assert summary.steps.duration_ns is not None
         assert summary.steps.duration_ns.median == 10 * MS
@@ -200,7 +200,7 @@ def test_figures_are_of_all_steps_where_windows_in_turn_take_few_of_them() -> No
     # Three windows of two steps, each with the step that writes its trace: 9 of 999 steps.
     summary = summarise(run_of_steps({0: (window(100, 101), window(700, 701)), 1: (window(400, 401),)}, 1000))
     assert summary.steps.used == (2, 1000)
-    assert [text for text in map(str, summary.cannot_tell) if "figures use all steps, 9 of them with one" in text]
+    assert [text for text in summary.cannot_tell if "figures use all steps, 9 of them with one" in text]
 
 
 def test_windows_that_were_planned_and_not_taken_are_reported() -> None:

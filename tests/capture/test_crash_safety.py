@@ -81,7 +81,7 @@ def test_full_disk_ends_the_recording_and_not_the_job(small_disk: Path, tmp_path
     assert tables.problems == ()
     assert len(tables.operations) + len(tables.spans) == schema.SEGMENT_CAPACITY
     assert read_document(run.path / paths.MANIFEST)["truncated"] is True
-    assert any("truncated" in line or "disk" in line for line in map(str, summarise(run).cannot_tell))
+    assert any("truncated" in line or "disk" in line for line in summarise(run).cannot_tell)
 
 
 def test_job_on_a_disk_that_is_full_from_the_start_runs_unrecorded(small_disk: Path, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def try_job(job: Job) -> Trial:
     return Trial(
         wrong=bool(set(listed) - slow),
         missed=bool(slow - set(listed)),
-        told=any(caveat.startswith("stragglers: in") for caveat in map(str, summary.cannot_tell)),
+        told=any(caveat.startswith("stragglers: in") for caveat in summary.cannot_tell),
         gain_error=_gain_error(job, truth, summary) if listed and set(listed) == slow else None,
         lag_held=_lag_held(job, truth, summary) if listed and set(listed) == slow else None,
         part_error=_part_error(truth, summary),

@@ -169,7 +169,7 @@ def _cells(rank: RankActivity, measured: RankResult | None) -> list[Text]:
         Text(_share((partition or {}).get("exposed_wait"), measured)),
         Text(format_bytes(rank.memory_bytes)),
         Text(f"{rank.since_ns / 1e9:.1f} s" if rank.since_ns is not None else UNKNOWN, style="yellow" * is_long),
-        Text(f"{doing}{place}" if rank.end.is_running else str(rank.end), style=style),
+        Text(f"{doing}{place}" if rank.end.is_running else rank.end, style=style),
     ]
 
 

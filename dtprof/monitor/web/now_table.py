@@ -57,7 +57,7 @@ def _head(name: str) -> Markup:
 def _row(rank: RankActivity, newest: NewestStep | None, longest_ns: int) -> Markup:
     duration_ns = newest.duration_ns.get(rank.rank) if newest is not None else None
     parts = newest.parts_ns.get(rank.rank) if newest is not None else None
-    place = f"{rank.doing or 'between phases'}  {rank.where}" if rank.end.is_running else str(rank.end)
+    place = f"{rank.doing or 'between phases'}  {rank.where}" if rank.end.is_running else rank.end
     return element(
         "tr",
         _number(str(rank.rank)),

@@ -42,9 +42,9 @@ def test_a_rank_that_ran_out_of_batches_while_its_peers_train_on_has_uneven_inpu
 def test_a_join_that_raises_on_all_ranks_names_the_one_that_ran_out_and_no_other() -> None:
     ranks = with_loaders([4, 3, 4], exhausted=[False, True, False])
     ranks[1].exception(2050, "RuntimeError", "Rank 1 exhausted all inputs.", line=33)
-    told = "Detected at least one rank that exhausted inputs. Throwing across all ranks."
+    message = "Detected at least one rank that exhausted inputs. Throwing across all ranks."
     for rank in (ranks[0], ranks[2]):
-        rank.exception(2100, "RuntimeError", told, line=33, library="torch/distributed/algorithms/join.py")
+        rank.exception(2100, "RuntimeError", message, line=33, library="torch/distributed/algorithms/join.py")
     verdict = judge(ranks, exit_status=1)
     assert [(f.kind, f.culprit_ranks) for f in verdict.findings] == [("uneven-inputs", (1,))]
     assert verdict.findings[0].evidence[0] == "data loaders gave 3 batches to rank 1, and up to 4 to the others so far"

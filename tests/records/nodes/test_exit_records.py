@@ -37,7 +37,7 @@ def two_containers(folder: Path) -> Path:
 
 def test_equal_pids_of_two_hosts_are_two_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = two_containers(tmp_path / "run")
-    assert [str(rank.ended) for rank in summarise(open_run(run)).ranks] == ["killed by SIGTERM", "killed by SIGKILL"]
+    assert [rank.ended for rank in summarise(open_run(run)).ranks] == ["killed by SIGTERM", "killed by SIGKILL"]
     finding = diagnose_run(run).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-killed", (1,))
     assert main(["stacks", str(run), "--kept", "--json"]) == 0
